@@ -1,0 +1,162 @@
+"""Config: what the user asked for. Flags, `--help`, the reference page and the YAML file come from it.
+
+A field's help is in its annotation; `alias` lists the names that users of other engines type.
+This is the only file that reads environment variables.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+
+def option(
+    help: str, *alias: str, group: str = "model", ge: float | None = None, le: float | None = None
+) -> Meta:
+    """The annotation of one field: its help, other names of its flag, its group in `--help`."""
+    return Meta(description=help, ge=ge, le=le, extra={"alias": alias, "group": group})
+
+
+class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was asked. Every `None` and `auto` is decided by `resolve` with a reason."""
+
+    model: Annotated[
+        str, option("a folder or .gguf file, a name of the catalog, or a hub id org/name", "--model-path")
+    ] = "smollm2"
+    served_model_name: Annotated[
+        str | None, option("the name clients use; default: the model as given", "--served-name")
+    ] = None
+    revision: Annotated[str | None, option("branch, tag or commit of a hub id")] = None
+    load_format: Annotated[
+        Literal["auto", "dummy"], option("dummy: random weights of the right shapes, for speed only")
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "int8", "float32", "bfloat16"],
+        option("arithmetic of the weights; auto: int8 on a CPU"),
+    ] = "auto"
+    platform: Annotated[Literal["auto", "cpu"], option("the device to run on", "--device")] = "auto"
+
+    max_model_len: Annotated[
+        int | None,
+        option(
+            "longest prompt plus output, tokens; shrinks to fit",
+            "--context-length",
+            "--max-seq-len",
+            group="memory",
+            ge=1,
+        ),
+    ] = None
+    max_num_seqs: Annotated[
+        int | None,
+        option("most sequences in one step; shrinks to fit", "--max-running-requests", group="memory", ge=1),
+    ] = None
+    memory: Annotated[
+        str | None,
+        option(
+            "bytes the engine may use, such as 8GiB; default: gpu-memory-utilization of what is free",
+            group="memory",
+        ),
+    ] = None
+    gpu_memory_utilization: Annotated[
+        float,
+        option(
+            "share of the device's free memory to use",
+            "--mem-fraction-static",
+            group="memory",
+            ge=0.05,
+            le=1.0,
+        ),
+    ] = 0.5
+    block_size: Annotated[int, option("tokens in a KV page", "--page-size", group="memory", ge=1, le=256)] = (
+        16
+    )
+    num_pages: Annotated[
+        int | None,
+        option("KV pages, instead of what memory allows", "--num-gpu-blocks-override", group="memory", ge=2),
+    ] = None
+
+    max_num_batched_tokens: Annotated[
+        int | None, option("token budget of a step", "--chunked-prefill-size", group="scheduling", ge=1)
+    ] = None
+    policy: Annotated[
+        Literal["prefix", "fcfs"],
+        option(
+            "who runs next: prefix: longest cached prefix first, with ageing; fcfs: first come, first served",
+            "--schedule-policy",
+            "--scheduling-policy",
+            group="scheduling",
+        ),
+    ] = "fcfs"
+    capacity: Annotated[
+        Literal["max-use", "no-evict"],
+        option(
+            "max-use: fill memory, preempt when it runs out; no-evict: admit only what surely fits",
+            group="scheduling",
+        ),
+    ] = "max-use"
+    depth: Annotated[
+        int | None,
+        option("steps in flight: 1 waits, 2 overlaps host and device", group="scheduling", ge=1, le=4),
+    ] = None
+    max_queue: Annotated[
+        int, option("waiting requests before 429", "--max-queued-requests", group="scheduling", ge=0)
+    ] = 1024
+    attention: Annotated[
+        str, option("attention backend; auto: the first that can", "--attention-backend", group="device")
+    ] = "auto"
+    batch_invariant: Annotated[
+        bool | None, option("the same text whatever the neighbours; default: on, on a CPU", group="device")
+    ] = None
+    threads: Annotated[
+        int | None, option("compute threads; default: the cores there are", group="device", ge=1, le=1024)
+    ] = None
+    tensor_parallel_size: Annotated[
+        int, option("devices that share each layer", "--tp", "--tp-size", group="device", ge=1)
+    ] = 1
+    seed: Annotated[int, option("of dummy weights", group="device")] = 0
+
+    host: Annotated[str, option("address to listen on", group="server")] = "127.0.0.1"
+    port: Annotated[int, option("port to listen on", group="server", ge=0, le=65535)] = 8000
+    api_key: Annotated[
+        tuple[str, ...], option("keys that clients may use (repeat); also TRINE_API_KEY", group="server")
+    ] = ()
+    insecure: Annotated[bool, option("allow a public address without a key", group="server")] = False
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        option("Host names to answer to, beside loopback and the listening address (repeat)", group="server"),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...], option("browser origins to answer to (repeat); none by default", group="server")
+    ] = ()
+    admin_socket: Annotated[
+        str | None, option("path of the admin Unix socket; default: in the run folder", group="server")
+    ] = None
+    max_body_bytes: Annotated[int, option("largest request body", group="server", ge=1024)] = 8 * 1024 * 1024
+    drain_seconds: Annotated[
+        float, option("how long SIGTERM waits for running requests", group="server", ge=0, le=3600)
+    ] = 30.0
+    request_timeout: Annotated[
+        float, option("seconds after which a request ends with an error", group="server", ge=1)
+    ] = 3600.0
+    chat_template: Annotated[
+        str | None, option("file with a chat template to use instead of the model's own", group="server")
+    ] = None
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        option("how much to say", "--uvicorn-log-level", group="server"),
+    ] = "info"
+
+
+def cache_folder() -> Path:
+    """Where models and results are kept: TRINE_CACHE, or the user's cache folder."""
+    if folder := os.environ.get("TRINE_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trine"
+
+
+def environment_keys() -> tuple[str, ...]:
+    """API keys of TRINE_API_KEY, separated by commas."""
+    return tuple(key for key in os.environ.get("TRINE_API_KEY", "").split(",") if key)

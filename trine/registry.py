@@ -1,0 +1,49 @@
+"""Plugins: a plugin is a file in a folder, or an entry point of another package.
+
+A plugin file ends with `PLUGIN = ItsClass`. Model files are their own plugin and are
+imported by name (`family`), since there may be many. Nothing is cached: the interpreter's
+module table already is the cache.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pkgutil import iter_modules
+from types import ModuleType
+from typing import Any
+
+from .errors import Unsupported
+
+
+def find(kind: str) -> dict[str, Any]:
+    """Plugins of a kind by name, e.g. `find("kernels.attention")`: files in our folder
+    (all but `base`), and entry points of the group `trine.<kind>`."""
+    package = import_module(f"trine.{kind}")
+    found = {
+        module.name: plugin
+        for module in iter_modules(package.__path__)
+        if module.name != "base"
+        if (plugin := getattr(import_module(f"{package.__name__}.{module.name}"), "PLUGIN", None))
+    }
+    return found | {e.name: e.load() for e in entry_points(group=f"trine.{kind}")}
+
+
+def get(kind: str, name: str) -> Any:
+    """The plugin `name` of `kind`; Unsupported lists what there is."""
+    found = find(kind)
+    if name not in found:
+        raise Unsupported(f"no {kind} is called {name!r}; there are: {', '.join(sorted(found))}")
+    return found[name]
+
+
+def family(model_type: str) -> ModuleType:
+    """The model file of a `model_type`; Unsupported lists the families there are."""
+    names = [m.name for m in iter_modules(import_module("trine.models").__path__) if m.name != "decoder"]
+    if model_type.isidentifier() and model_type in names and find_spec(f"trine.models.{model_type}"):
+        return import_module(f"trine.models.{model_type}")
+    for entry in entry_points(group="trine.models"):
+        if entry.name == model_type:
+            return entry.load()
+    raise Unsupported(f"no model family is called {model_type!r}; there are: {', '.join(sorted(names))}")
