@@ -16,8 +16,8 @@ from msgspec import Meta, Struct
 def option(
     help: str, *alias: str, group: str = "model", ge: float | None = None, le: float | None = None
 ) -> Meta:
-    """The annotation of one field: its help, other names of its flag, its group in `--help`."""
-    return Meta(description=help, ge=ge, le=le, extra={"alias": alias, "group": group})
+    """The annotation of one field: its help, other names of its flag, its group in `--help`, its bounds."""
+    return Meta(description=help, extra={"alias": alias, "group": group, "ge": ge, "le": le})
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -61,15 +61,15 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         ),
     ] = None
     gpu_memory_utilization: Annotated[
-        float,
+        float | None,
         option(
-            "share of the device's free memory to use",
+            "share of the device's free memory to use; default: 0.9, on a CPU 0.5 and at most 4 GiB of KV",
             "--mem-fraction-static",
             group="memory",
             ge=0.05,
             le=1.0,
         ),
-    ] = 0.5
+    ] = None
     block_size: Annotated[int, option("tokens in a KV page", "--page-size", group="memory", ge=1, le=256)] = (
         16
     )
