@@ -116,7 +116,9 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tensor_parallel_size: Annotated[
         int, option("devices that share each layer", "--tp", "--tp-size", group="device", ge=1)
     ] = 1
-    seed: Annotated[int, option("of dummy weights", group="device")] = 0
+    dummy_seed: Annotated[
+        int, option("seed of the random weights of --load-format dummy", group="device")
+    ] = 0
 
     host: Annotated[str, option("address to listen on", group="server")] = "127.0.0.1"
     port: Annotated[int, option("port to listen on", group="server", ge=0, le=65535)] = 8000
