@@ -1,0 +1,128 @@
+"""Config, flags, the YAML file and the options page are one thing; peers' names are understood."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trine.errors import ConfigError
+from trine.flags import add_flags, fields, make, read
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def parsed(*words: str):
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    add_flags(parser)
+    return read(parser.parse_args(list(words)))
+
+
+@pytest.mark.parametrize(
+    "words,name,value",
+    [
+        (["--model", "a/b"], "model", "a/b"),
+        (["--model-path", "a/b"], "model", "a/b"),
+        (["a/b"], "model", "a/b"),
+        (["--served-model-name", "x"], "served_model_name", "x"),
+        (["--max-num-seqs", "7"], "max_num_seqs", 7),
+        (["--max-running-requests", "7"], "max_num_seqs", 7),
+        (["--max-model-len", "99"], "max_model_len", 99),
+        (["--context-length", "99"], "max_model_len", 99),
+        (["--block-size", "32"], "block_size", 32),
+        (["--page-size", "32"], "block_size", 32),
+        (["--gpu-memory-utilization", "0.8"], "gpu_memory_utilization", 0.8),
+        (["--mem-fraction-static", "0.8"], "gpu_memory_utilization", 0.8),
+        (["--tp", "4"], "tensor_parallel_size", 4),
+        (["--tp-size", "4"], "tensor_parallel_size", 4),
+        (["--tensor-parallel-size", "4"], "tensor_parallel_size", 4),
+        (["--chunked-prefill-size", "256"], "max_num_batched_tokens", 256),
+        (["--max-num-batched-tokens", "256"], "max_num_batched_tokens", 256),
+        (["--schedule-policy", "prefix"], "policy", "prefix"),
+        (["--attention-backend", "reference"], "attention", "reference"),
+        (["--dtype", "float32"], "dtype", "float32"),
+        (["--no-batch-invariant"], "batch_invariant", False),
+        (["--api-key", "a", "--api-key", "b"], "api_key", ("a", "b")),
+    ],
+)
+def test_flags_that_users_of_other_engines_type(words: list[str], name: str, value: object) -> None:
+    assert getattr(parsed(*words), name) == value
+
+
+@pytest.mark.parametrize(
+    "values,name,hint",
+    [
+        ({"port": 99999}, "port", "from 0 to 65535"),
+        ({"port": -1}, "port", "from 0"),
+        ({"block_size": 0}, "block_size", "from 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
+        ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization", "from 0.05"),
+        ({"max_model_len": "4"}, "max_model_len", "int"),
+        ({"policy": "sjf"}, "policy", "sjf"),
+        ({"modle": "x"}, "modle", "did you mean 'model'"),
+    ],
+)
+def test_a_bad_value_names_the_field_and_what_is_wanted(
+    values: dict[str, object], name: str, hint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(values)
+    assert caught.value.field == name
+    assert name in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_two_different_models_are_refused() -> None:
+    with pytest.raises(ConfigError, match="two models"):
+        parsed("a/b", "--model", "c/d")
+
+
+def test_the_file_holds_the_same_names_and_flags_go_before_it(tmp_path: Path) -> None:
+    file = tmp_path / "trine.yaml"
+    file.write_text("model: a/b\nmax-num-seqs: 5\ntp: 2\nport: 1\n")
+    config = parsed("--config", str(file), "--port", "2")
+    assert (config.model, config.max_num_seqs, config.tensor_parallel_size, config.port) == ("a/b", 5, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "text,hint", [("- a", "names and values"), ("a: [", "not YAML"), ("prot: 1", "did you mean 'port'")]
+)
+def test_a_bad_file_is_a_clear_error(tmp_path: Path, text: str, hint: str) -> None:
+    file = tmp_path / "trine.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=hint):
+        parsed("--config", str(file))
+
+
+def test_every_field_says_what_it_is_and_no_flag_means_two_things() -> None:
+    names = [name for field in fields() for name in (field.flag, *field.alias)]
+    assert len(names) == len(set(names))
+    assert all(len(field.help) > 5 for field in fields())
+
+
+def test_the_options_page_is_what_the_code_says() -> None:
+    done = subprocess.run(
+        [sys.executable, "tools/docs.py", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_help_of_every_command_works() -> None:
+    from trine.cli import parser
+
+    for words in (
+        ["serve"],
+        ["chat"],
+        ["generate"],
+        ["plan"],
+        ["bench", "serve"],
+        ["pull"],
+        ["list"],
+        ["rm"],
+    ):
+        with pytest.raises(SystemExit) as caught:
+            parser().parse_args([*words, "--help"])
+        assert caught.value.code == 0
