@@ -162,3 +162,8 @@ def cache_folder() -> Path:
 def environment_keys() -> tuple[str, ...]:
     """API keys of TRINE_API_KEY, separated by commas."""
     return tuple(key for key in os.environ.get("TRINE_API_KEY", "").split(",") if key)
+
+
+def child_environment() -> dict[str, str]:
+    """What child processes are given: our environment without the API keys, which they have no use for."""
+    return {name: value for name, value in os.environ.items() if name != "TRINE_API_KEY"}
