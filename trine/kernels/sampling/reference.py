@@ -1,0 +1,194 @@
+"""Choosing tokens in plain torch: the CPU path, and what every other backend is compared to.
+
+Greedy rows without edits share one argmax. Every other row is worked on alone, over tensors
+whose shapes depend on that row only: on a CPU a row of logits fits in the core's own cache,
+and a neighbour cannot change a bit of it.
+
+The draw is a race of exponentials: token i arrives at E_i / p_i, the first one wins, which
+is Gumbel-max with one logarithm less and chooses i with probability p_i. E_i is a hash of
+(seed, position, i), so a draw needs no state, no order, and no normalised probabilities.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .base import Choice, Rows, Seen
+
+WIDTHS = (8.0, 16.0, math.inf)  # nats below the likeliest: how far top_p looks before it sorts more
+
+
+class Reference:
+    """Plain torch, row by row."""
+
+    name = "reference"
+    order = 100
+
+    def choose(self, logits: Tensor, rows: Rows) -> Choice:
+        finite = logits.amax(dim=-1).isfinite().tolist()  # one NaN or infinity shows here
+        reals, wholes = rows.reals.tolist(), rows.wholes.tolist()
+        position, prompt = rows.position.tolist(), rows.prompt.tolist()
+        errors: list[str | None] = [None] * len(finite)
+        tokens: list[int] = [-1] * len(finite)
+        for i in range(len(finite)):
+            greedy = reals[i][0] == 0.0
+            edits = _edits(rows, i, reals[i], wholes[i], position[i] - prompt[i])
+            if greedy and not edits and finite[i]:
+                continue
+            row = logits[i] if finite[i] else _finite(logits[i])
+            if edits:
+                row = _edited(row, rows, i, reals[i], wholes[i], position[i], prompt[i])
+            top = row.max()
+            if top.item() == -math.inf:
+                tokens[i], errors[i] = 0, "no token is allowed" if finite[i] else "no finite logit"
+            elif greedy:
+                tokens[i] = int(row.argmax())
+            else:
+                tokens[i] = int(_drawn(row - top, reals[i], wholes[i], position[i]))
+        plain = [i for i, token in enumerate(tokens) if token < 0]
+        if plain:
+            best = logits.argmax(dim=-1).tolist()  # of equal logits the lowest id
+            for i in plain:
+                tokens[i] = best[i]
+        return Choice(torch.tensor(tokens, device=logits.device), errors)
+
+    def logprobs(self, logits: Tensor, tokens: list[int], counts: list[int | None]) -> list[Seen | None]:
+        return [
+            None if count is None else _seen(logits[i], tokens[i], count) for i, count in enumerate(counts)
+        ]
+
+
+PLUGIN = Reference
+
+
+def _finite(row: Tensor) -> Tensor:
+    """What is not a finite number is never chosen."""
+    return torch.where(row.isfinite(), row, -math.inf)
+
+
+def _edits(rows: Rows, i: int, reals: list[float], wholes: list[int], made: int) -> bool:
+    """Whether anything changes this row's logits before temperature."""
+    _, _, _, repetition, presence, frequency = reals
+    return (
+        rows.allowed[i] is not None
+        or made < wholes[2]
+        or rows.bias[i] is not None
+        or repetition != 1.0
+        or presence != 0.0
+        or frequency != 0.0
+    )
+
+
+def _edited(
+    row: Tensor, rows: Rows, i: int, reals: list[float], wholes: list[int], position: int, prompt: int
+) -> Tensor:
+    """A copy of the row with everything done to it that comes before temperature."""
+    _, _, _, repetition, presence, frequency = reals
+    allowed, bias = rows.allowed[i], rows.bias[i]
+    if allowed is None:
+        row = row.clone()
+    else:
+        row = torch.full_like(row, -math.inf).index_copy_(0, allowed, row[allowed])
+    if position - prompt < wholes[2]:
+        row[rows.stops[i]] = -math.inf
+    if bias is not None:
+        row.index_add_(0, *bias)
+    if repetition != 1.0:
+        seen = rows.tokens[i][:position].long().unique()
+        old = row[seen]
+        row[seen] = torch.where(old > 0, old / repetition, old * repetition)
+    if (presence or frequency) and position > prompt:
+        output, counts = rows.tokens[i][prompt:position].long().unique(return_counts=True)
+        row[output] -= counts * frequency + presence
+    return row
+
+
+def _drawn(row: Tensor, reals: list[float], wholes: list[int], position: int) -> Tensor:
+    """Draw from logits [vocab] whose largest is 0, which no temperature can overflow."""
+    temperature, top_p, min_p, *_ = reals
+    top_k, seed, _ = wholes
+    row = row.div_(temperature)
+    cut = _cut(row, top_k, top_p, min_p)
+    key = noise_key(seed, position)
+    if cut == -math.inf:
+        ids = torch.arange(len(row), dtype=torch.int32, device=row.device)
+        return row.exp_().div_(noise(key, ids)).argmin()
+    kept = (row >= cut).nonzero().squeeze(1)
+    return kept[row[kept].exp_().div_(noise(key, kept.int())).argmin()]
+
+
+def _cut(row: Tensor, top_k: int, top_p: float, min_p: float) -> float:
+    """The smallest logit that stays. Logits equal to it stay too, so no order of equals matters."""
+    cut = math.log(min_p) if min_p > 0.0 else -math.inf
+    if 0 < top_k < len(row):
+        cut = max(cut, row.topk(top_k, sorted=True).values[-1].item())
+    return _nucleus(row, cut, top_p) if top_p < 1.0 else cut
+
+
+def _nucleus(row: Tensor, cut: float, top_p: float) -> float:
+    """The cut that keeps `top_p` of the probability above `cut`.
+
+    Only the likeliest few have to be sorted, nearly always: sums run from the likeliest down,
+    so how far it looked does not change them."""
+    if cut > -math.inf:
+        row = row[row >= cut]
+    need = top_p * row.exp().sum(dtype=torch.float64)
+    for width in WIDTHS:
+        near = row[row >= -width].sort(descending=True).values
+        sums = near.exp().cumsum(0, dtype=torch.float64)
+        if sums[-1] >= need:
+            return near[torch.searchsorted(sums, need)].item()
+    return cut  # the sums differ in their last bits: everything is needed
+
+
+def noise_key(seed: int, position: int) -> tuple[int, int]:
+    """Two signed 32-bit words for one position of one seed.
+
+    splitmix64's finalizer (Steele, Lea and Flood, 2014), once over the seed and once over both."""
+    mixed = _mix(_mix(seed) + 0x9E3779B97F4A7C15 * (position + 1))
+    return _signed(mixed & 0xFFFFFFFF), _signed(mixed >> 32)
+
+
+def noise(key: tuple[int, int], ids: Tensor) -> Tensor:
+    """Minus an exponential variate for each id: [n] int32 -> [n] float32, never 0 or infinite.
+
+    A 32-bit mixing hash with the constants of lowbias32 (C. Wellons, hash-prospector), the
+    second half of the key added between its rounds. Shifts of torch keep the sign: hence the masks."""
+    x = ids ^ key[0]
+    x ^= (x >> 16) & 0xFFFF
+    x *= 0x7FEB352D
+    x += key[1]
+    x ^= (x >> 15) & 0x1FFFF
+    x *= _signed(0x846CA68B)
+    x ^= (x >> 16) & 0xFFFF
+    x &= 0x7FFFFFFF
+    # uniform in (0, 1): small ones, which decide, are exact; the largest rounds to just below 1
+    return x.float().add_(0.5).mul_(-(2.0**-31) * (1 - 2.0**-23)).log1p_()
+
+
+def _mix(x: int) -> int:
+    x &= 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB & 0xFFFFFFFFFFFFFFFF
+    return x ^ (x >> 31)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def _seen(row: Tensor, token: int, count: int) -> Seen:
+    """Equal logits are ranked by id, as greedy chooses among them."""
+    row = _finite(row)
+    chances = row.log_softmax(dim=0)
+    own = row[token]
+    rank = 1 + int((row > own).sum() + (row[:token] == own).sum())
+    if count == 0:
+        return Seen(float(chances[token]), rank, [])
+    count = min(count, len(row))
+    near = (row >= row.topk(count).values[-1]).nonzero().squeeze(1)  # by id
+    ids = near[row[near].sort(descending=True, stable=True).indices[:count]]
+    return Seen(float(chances[token]), rank, list(zip(ids.tolist(), chances[ids].tolist(), strict=True)))
