@@ -54,7 +54,7 @@ def eos_ids(checkpoint: Checkpoint) -> list[int]:
     """The ids that end an answer: those of generation_config.json if it names any, else of config.json."""
     for source in (checkpoint.generation, checkpoint.config):
         ids = source.get("eos_token_id")
-        ids = ids if isinstance(ids, list) else [ids]
-        if ids and all(type(id) is int and id >= 0 for id in ids):
-            return list(dict.fromkeys(ids))
+        sound = [id for id in (ids if isinstance(ids, list) else [ids]) if type(id) is int and id >= 0]
+        if sound:
+            return list(dict.fromkeys(sound))
     return []

@@ -62,7 +62,7 @@ LAYOUTS: dict[str, list[tuple[Any, ...]]] = {
 CURVE = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float32)
 E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float32)
 # Eight-bit scales by code, halved because E2M1 is doubled: powers of two, and E4M3 without a sign.
-E8M0 = np.ldexp(np.float32(1), np.arange(256) - 128)
+E8M0 = np.ldexp(np.ones(256, np.float32), np.arange(256) - 128).astype(np.float32)
 E4M3 = np.array(
     [(m / 8 + (e > 0)) * 2.0 ** (max(e, 1) - 8) for e in range(16) for m in range(8)] * 2, np.float32
 )
@@ -98,20 +98,29 @@ def _bits(field: NDArray[Any], width: int, run: int) -> Bytes:
     return ((runs >> shifts) & np.uint8((1 << width) - 1)).reshape(len(field), -1)
 
 
+def _floats(codes: NDArray[Any], less: int = 0) -> Floats:
+    """Codes as floats, less a number that they all carry."""
+    out = codes.astype(np.float32)
+    if less:
+        out -= np.float32(less)
+    return out
+
+
 def _scale(field: NDArray[Any]) -> Floats:
     """A column of half floats, to be spread over the values of its block: [n, 1]."""
-    return field.astype(np.float32)[:, None]
+    return _floats(field)[:, None]
 
 
 def _groups(scales: NDArray[Any], codes: NDArray[Any]) -> tuple[Floats, Floats]:
     """Scales [n, g, 1] and codes [n, g, values of a group], as floats."""
     n, g = scales.shape
-    return scales.astype(np.float32)[..., None], codes.reshape(n, g, -1).astype(np.float32)
+    return _floats(scales)[..., None], _floats(codes).reshape(n, g, -1)
 
 
 def _signs(codes: NDArray[Any]) -> Floats:
     """-1 where a bit is set: [..., 8] for bytes [...]."""
-    return 1 - 2 * np.unpackbits(codes[..., None], axis=-1, bitorder="little").astype(np.float32)
+    bits = np.unpackbits(codes[..., None], axis=-1, bitorder="little")
+    return np.array([1, -1], np.float32)[bits]
 
 
 # ── Blocks of 32 ────────────────────────────────────────────────────────────────────────────
@@ -130,30 +139,30 @@ def _bf16(b: Blocks) -> Floats:
 
 
 def _q4_0(b: Blocks) -> Floats:
-    return _scale(b["d"]) * (_bits(b["q"], 4, 16).astype(np.float32) - 8)
+    return _scale(b["d"]) * _floats(_bits(b["q"], 4, 16), 8)
 
 
 def _q4_1(b: Blocks) -> Floats:
-    out = _bits(b["q"], 4, 16).astype(np.float32)
+    out = _floats(_bits(b["q"], 4, 16))
     out *= _scale(b["d"])
     out += _scale(b["m"])
     return out
 
 
-def _five(b: Blocks) -> Floats:
-    return (_bits(b["q"], 4, 16) | _bits(b["high"], 1, 1) << np.uint8(4)).astype(np.float32)
+def _five(b: Blocks) -> Bytes:
+    return _bits(b["q"], 4, 16) | _bits(b["high"], 1, 1) << np.uint8(4)
 
 
 def _q5_0(b: Blocks) -> Floats:
-    return _scale(b["d"]) * (_five(b) - 16)
+    return _scale(b["d"]) * _floats(_five(b), 16)
 
 
 def _q5_1(b: Blocks) -> Floats:
-    return _scale(b["d"]) * _five(b) + _scale(b["m"])
+    return _scale(b["d"]) * _floats(_five(b)) + _scale(b["m"])
 
 
 def _q8_0(b: Blocks) -> Floats:
-    return _scale(b["d"]) * b["q"].astype(np.float32)
+    return _scale(b["d"]) * _floats(b["q"])
 
 
 def _iq4_nl(b: Blocks) -> Floats:
@@ -175,14 +184,14 @@ def _nvfp4(b: Blocks) -> Floats:
 def _q2_k(b: Blocks) -> Floats:
     scales, codes = _groups(_scale(b["d"]) * (b["s"] & np.uint8(15)), _bits(b["q"], 2, 32))
     low = _scale(b["m"]) * (b["s"] >> np.uint8(4))
-    return (scales * codes - low[..., None]).reshape(len(b), -1)
+    return (scales * codes - _floats(low)[..., None]).reshape(len(b), -1)
 
 
 def _q3_k(b: Blocks) -> Floats:
     low = _bits(b["s"][:, :8], 4, 8)
     high = _bits(b["s"][:, 8:], 2, 4)
-    six = (low | high << np.uint8(4)).astype(np.float32) - 32
-    codes = _bits(b["q"], 2, 32).astype(np.float32) - 4 * (1 - _bits(b["high"], 1, 32).astype(np.float32))
+    six = _floats(low | high << np.uint8(4), 32)
+    codes = _floats(_bits(b["q"], 2, 32) | _bits(b["high"], 1, 32) << np.uint8(2), 4)
     scales, codes = _groups(_scale(b["d"]) * six, codes)
     return (scales * codes).reshape(len(b), -1)
 
@@ -194,8 +203,8 @@ def _q45_k(b: Blocks, codes: Bytes) -> Floats:
     six, top = np.uint8(0x3F), np.uint8(0x30)
     scales = np.hstack([first & six, (rest & np.uint8(15)) | (first >> np.uint8(2)) & top])
     lows = np.hstack([second & six, (rest >> np.uint8(4)) | (second >> np.uint8(2)) & top])
-    out, codes = _groups(_scale(b["d"]) * scales, codes)
-    return (out * codes - (_scale(b["m"]) * lows)[..., None]).reshape(len(b), -1)
+    out, values = _groups(_scale(b["d"]) * scales, codes)
+    return (out * values - _floats(_scale(b["m"]) * lows)[..., None]).reshape(len(b), -1)
 
 
 def _q4_k(b: Blocks) -> Floats:
@@ -208,14 +217,14 @@ def _q5_k(b: Blocks) -> Floats:
 
 def _q6_k(b: Blocks) -> Floats:
     codes = _bits(b["q"], 4, 64) | _bits(b["high"], 2, 32) << np.uint8(4)
-    scales, codes = _groups(_scale(b["d"]) * b["s"], codes.astype(np.float32) - 32)
-    return (scales * codes).reshape(len(b), -1)
+    scales, values = _groups(_scale(b["d"]) * b["s"], _floats(codes, 32))
+    return (scales * values).reshape(len(b), -1)
 
 
 def _iq4_xs(b: Blocks) -> Floats:
     low = _bits(b["s"], 4, 1)
     high = (b["high"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16)) & np.uint16(3)
-    six = (low | high << np.uint16(4)).astype(np.float32) - 32
+    six = _floats(low | high << np.uint16(4), 32)
     scales, codes = _groups(_scale(b["d"]) * six, CURVE[_bits(b["q"], 4, 16)])
     return (scales * codes).reshape(len(b), -1)
 
@@ -229,11 +238,11 @@ def _trits(field: NDArray[Any], count: int) -> Bytes:
 
 def _tq1_0(b: Blocks) -> Floats:
     codes = np.hstack([_trits(b["q"], 5), _trits(b["q2"], 5), _trits(b["q3"], 4)])
-    return _scale(b["d"]) * (codes.astype(np.float32) - 1)
+    return _scale(b["d"]) * _floats(codes, 1)
 
 
 def _tq2_0(b: Blocks) -> Floats:
-    return _scale(b["d"]) * (_bits(b["q"], 2, 32).astype(np.float32) - 1)
+    return _scale(b["d"]) * _floats(_bits(b["q"], 2, 32), 1)
 
 
 # ── Blocks of 256 whose codes are points of a grid ──────────────────────────────────────────
@@ -253,25 +262,25 @@ def _packed_signs(rest: NDArray[np.uint32]) -> Floats:
 
 def _iq2_xxs(b: Blocks) -> Floats:
     rest = b["q"]["rest"]
-    scales = _scale(b["d"]) * (np.float32(0.5) + (rest >> np.uint32(28))) * np.float32(0.25)
+    scales = _scale(b["d"]) * (np.float32(0.5) + _floats(rest >> np.uint32(28))) * np.float32(0.25)
     return _on_grid(scales, grid(IQ2_XXS)[b["q"]["at"]] * _packed_signs(rest))
 
 
 def _iq2_xs(b: Blocks) -> Floats:
-    scales = _scale(b["d"]) * (np.float32(0.5) + _bits(b["s"], 4, 1)) * np.float32(0.25)
+    scales = _scale(b["d"]) * (np.float32(0.5) + _floats(_bits(b["s"], 4, 1))) * np.float32(0.25)
     signs = _signs(EVEN_SIGNS[b["q"] >> np.uint16(9)])
     return _on_grid(scales, grid(IQ2_XS)[b["q"] & np.uint16(511)] * signs)
 
 
 def _iq2_s(b: Blocks) -> Floats:
-    scales = _scale(b["d"]) * (np.float32(0.5) + _bits(b["s"], 4, 1)) * np.float32(0.25)
+    scales = _scale(b["d"]) * (np.float32(0.5) + _floats(_bits(b["s"], 4, 1))) * np.float32(0.25)
     at = b["q"] | _bits(b["high"], 2, 1).astype(np.uint16) << np.uint16(8)
     return _on_grid(scales, grid(IQ2_S)[at] * _signs(b["sign"]))
 
 
 def _iq3_xxs(b: Blocks) -> Floats:
     rest = b["rest"]
-    scales = _scale(b["d"]) * (np.float32(0.5) + (rest >> np.uint32(28))) * np.float32(0.5)
+    scales = _scale(b["d"]) * (np.float32(0.5) + _floats(rest >> np.uint32(28))) * np.float32(0.5)
     return _on_grid(scales, grid(IQ3_XXS)[b["q"]].reshape(len(b), 8, 4, 8) * _packed_signs(rest))
 
 
