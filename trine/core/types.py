@@ -86,6 +86,8 @@ class Sequence:
     slot: int = -1  # its row in the device table
     life: int = 0  # grows at each preemption
     waited: int = 0  # times the policy looked past it: ageing
+    ticket: int = 0  # order of arrival: the older goes first, and is never preempted for a younger
+    limit: int = 0  # tokens it may have at most: by its max_tokens, or by the context
     status: Status = Status.WAITING
 
     @property
@@ -178,6 +180,7 @@ class Result(Struct, array_like=True, tag=True):
     tokens: list[list[int]]  # [] (no sample), [t], or accepted drafts + [t]
     logprobs: list[list[Logprob]] | None = None
     seconds: float = 0.0  # of compute
+    errors: list[str | None] | None = None  # by row: why its token means nothing (no finite logit)
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
