@@ -1,0 +1,214 @@
+"""The table, the store and the runner's step, against the same arithmetic in plain Python."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import Tensor
+
+from trine.core.types import Batch, Copy, Grant, Group, Join, Row, Sampling, Write
+from trine.errors import Unsupported
+from trine.kernels.attention.base import Step
+from trine.kernels.sampling.reference import Reference
+from trine.runtime.runner import Runner
+from trine.runtime.sampler import Sampler
+from trine.runtime.store import Store
+from trine.runtime.table import Table
+
+CPU = torch.device("cpu")
+GREEDY = Sampling(temperature=0.0, seed=0)
+
+
+class Heads(NamedTuple):
+    kv_heads: int
+    head_dim: int
+
+
+def table(slots: int = 5, max_len: int = 24, page_size: int = 4, groups: int = 2) -> Table:
+    return Table(slots, max_len, page_size, groups, CPU)
+
+
+def join(
+    slot: int,
+    tokens: list[int],
+    pages: list[list[int]],
+    computed: int = 0,
+    prompt: int | None = None,
+    sampling: Sampling = GREEDY,
+) -> Join:
+    own = len(tokens) if prompt is None else prompt
+    return Join(slot, array("i", tokens).tobytes(), own, pages, computed, sampling)
+
+
+def test_a_step_is_the_tables_arithmetic() -> None:
+    """Random tenants and rows: every field of a step against loops."""
+    rng = random.Random(4)
+    for _ in range(30):
+        t, page_size = table(slots=9, max_len=40), 4
+        runner = Runner(t, [], lambda step: torch.zeros(0))
+        tenants: dict[int, tuple[list[int], list[list[int]], int]] = {}
+        for slot in rng.sample(range(1, 9), 5):
+            n = rng.randint(2, 40)
+            tokens = [rng.randrange(1000) for _ in range(n)]
+            pages = [[rng.randint(1, 99) for _ in range(-(-n // page_size))] for _ in range(2)]
+            tenants[slot] = tokens, pages, rng.randrange(n)
+            t.apply(Batch(0, [], joins=[join(slot, tokens, pages, tenants[slot][2])]))
+        for _ in range(2):  # the second step goes on where the first ended
+            picked = [s for s, (tokens, _, computed) in tenants.items() if computed < len(tokens)]
+            rng.shuffle(picked)
+            if not picked:
+                break
+            rows = [
+                Row(s, rng.randint(1, len(tenants[s][0]) - tenants[s][2]), rng.random() < 0.5) for s in picked
+            ]
+            step = runner.prepare(rows)
+            check_step(step, rows, tenants, page_size)
+            runner.run(rows)
+            for row in rows:
+                tokens, pages, computed = tenants[row.slot]
+                tenants[row.slot] = tokens, pages, computed + row.count
+                assert t.computed[row.slot] == t.reach[row.slot] == computed + row.count
+
+
+def check_step(
+    step: Step, rows: list[Row], tenants: dict[int, tuple[list[int], list[list[int]], int]], page_size: int
+) -> None:
+    ids, positions, starts, wanted = [], [], [0], []
+    write: list[list[int]] = [[], []]
+    for row in rows:
+        tokens, pages, computed = tenants[row.slot]
+        for p in range(computed, computed + row.count):
+            ids.append(tokens[p])
+            positions.append(p)
+            for group in (0, 1):
+                write[group].append(pages[group][p // page_size] * page_size + p % page_size)
+        starts.append(len(ids))
+        if row.sample:
+            wanted.append(len(ids) - 1)
+    assert step.ids.tolist() == ids
+    assert step.positions.tolist() == positions
+    assert step.starts.tolist() == starts
+    assert step.wanted.tolist() == wanted
+    assert [w.tolist() for w in step.write] == write
+    lengths = [tenants[r.slot][2] + r.count for r in rows]
+    assert step.lengths.tolist() == lengths
+    assert step.slots.tolist() == [r.slot for r in rows]
+    counts = {r.count for r in rows}
+    assert step.uniform == (counts.pop() if len(counts) == 1 else 0)
+    assert step.bound == (len(ids), max(r.count for r in rows), max(lengths))
+    for group in (0, 1):
+        for row, length, pages in zip(rows, lengths, step.pages[group].tolist(), strict=True):
+            needed = -(-length // page_size)
+            assert pages[:needed] == tenants[row.slot][1][group][:needed]
+
+
+def test_orders_are_applied_in_their_order() -> None:
+    """One batch that joins, grants over the join, and writes behind it."""
+    t = table()
+    t.apply(
+        Batch(
+            1,
+            [],
+            joins=[join(2, [5, 6, 7], [[11], [21]]), join(3, [8], [[12], [22]])],
+            grants=[Grant(2, 0, 0, [31, 32]), Grant(2, 1, 1, [41]), Grant(3, 0, 2, [33])],
+            writes=[Write(2, [9, 10]), Write(3, [4])],
+        )
+    )
+    assert t.tokens[2, :5].tolist() == [5, 6, 7, 9, 10] and t.known[2] == 5
+    assert t.tokens[3, :2].tolist() == [8, 4] and t.known[3] == 2
+    assert t.pages[0][2, :2].tolist() == [31, 32] and t.pages[1][2, :2].tolist() == [21, 41]
+    assert t.pages[0][3, :3].tolist() == [12, 0, 33]
+    t.apply(Batch(2, [], joins=[join(2, [1], [[50], [60]], sampling=Sampling(seed=-1, top_k=3))]))
+    assert t.known[2] == 1 and t.computed[2] == 0 and t.pages[0][2, 0] == 50
+
+
+def test_settings_by_slot() -> None:
+    t = table()
+    hot = Sampling(
+        0.7, 0.9, 5, 0.1, 1.1, 0.2, 0.3, 2**63 + 5, min_tokens=4, stop_ids=(8, 9), bias={3: 1.5}, logprobs=2
+    )
+    joins = [join(1, [1, 2, 3], [[1], [1]], prompt=2, sampling=hot), join(4, [1], [[2], [2]])]
+    t.apply(Batch(1, [], joins=joins))
+    rows = t.rows([4, 1], [None, [6, 7]])
+    assert rows.reals.tolist() == [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.7, 0.9, 0.1, 1.1, 0.2, 0.3]]
+    assert rows.wholes.tolist() == [[0, 0, 0], [5, 5 - 2**63, 4]]
+    assert rows.position.tolist() == [1, 3] and rows.prompt.tolist() == [1, 2]
+    assert rows.tokens[1][:3].tolist() == [1, 2, 3]
+    assert rows.stops[1].tolist() == [8, 9] and rows.stops[0].tolist() == []
+    assert rows.bias[0] is None and [b.tolist() for b in rows.bias[1] or ()] == [[3], [1.5]]
+    assert rows.allowed[0] is None and rows.allowed[1] is not None and rows.allowed[1].tolist() == [6, 7]
+    assert t.logprobs([4, 1]) == [None, 2]
+
+
+def test_a_context_can_be_filled_to_its_last_token() -> None:
+    t = table(max_len=8)
+    t.apply(Batch(1, [], joins=[join(1, list(range(8)), [[1, 2], [1, 2]])]))
+    t.append([1], torch.tensor([9]))
+    assert t.tokens[1].tolist() == [*range(8), 9]
+
+
+def test_large_vocabularies_cost_the_table_nothing() -> None:
+    """256 slots of 4,096 tokens: penalties read the tokens, there are no counts by vocabulary."""
+    t = Table(257, 4096, 16, 1, CPU)
+    sizes = [v.nbytes for v in vars(t).values() if isinstance(v, Tensor)] + [p.nbytes for p in t.pages]
+    assert sum(sizes) < 8 * 2**20
+
+
+def store(groups: list[Group] | None = None) -> Store:
+    layers = [Heads(2, 3), Heads(1, 4), Heads(2, 3)]
+    return Store(layers, [0, 1, 0], groups or [Group(6), Group(7)], 4, torch.float32, CPU)
+
+
+def test_copies_move_page_fronts_in_their_group_only() -> None:
+    s = store()
+    for i, group in enumerate(s.groups):
+        group.copy_(torch.arange(group.numel()).reshape(group.shape) + 10_000 * i)
+    before = [group.clone() for group in s.groups]
+    s.copy([Copy(0, 2, 5, 3), Copy(0, 5, 4, 2)])  # the second reads what the first wrote
+    assert torch.equal(s.groups[1], before[1])
+    for layer in (0, 2):
+        for now, place in zip(s.layer(layer), (0, 1), strict=True):
+            old = before[0][place, s.places[layer][1]]
+            assert torch.equal(now[5, :3], old[2, :3]) and torch.equal(now[5, 3:], old[5, 3:])
+            assert torch.equal(now[4, :2], old[2, :2]) and torch.equal(now[4, 2:], old[4, 2:])
+            assert torch.equal(now[:4], old[:4])
+
+
+def test_the_stores_shapes() -> None:
+    s = store()
+    assert [t.shape for t in s.layer(0)] == [(6, 4, 2, 3)] * 2
+    assert [t.shape for t in s.layer(1)] == [(7, 4, 1, 4)] * 2
+    assert s.layer(0)[0].is_contiguous() and s.bytes == 4 * (2 * 2 * 6 * 4 * 6 + 2 * 7 * 4 * 4)
+    s.layer(0)[0].fill_(1.0)
+    s.layer(2)[0].fill_(2.0)
+    assert s.layer(0)[0].eq(1).all()
+    with pytest.raises(Unsupported, match="group 0"):
+        Store([Heads(2, 3), Heads(1, 3)], [0, 0], [Group(4)], 4, torch.float32, CPU)
+
+
+def test_the_sampler_writes_what_it_tells() -> None:
+    """Rows that do not sample, logprobs where asked, masks by row, and a poisoned row."""
+    t = table()
+    want = Sampling(temperature=0.0, seed=0, logprobs=1)
+    t.apply(
+        Batch(
+            1,
+            [],
+            joins=[join(s, [1, 2], [[s], [s]], sampling=want if s > 2 else GREEDY) for s in (1, 2, 3, 4)],
+        )
+    )
+    logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [float("nan")] * 3])
+    rows = [Row(1, 1, False), Row(3, 1, True), Row(2, 1, True), Row(4, 1, True)]
+    result = Sampler(t, Reference()).sample(7, rows, logits, [[9], None, [0, 2], None])
+    assert result.step == 7 and result.tokens == [[], [1], [2], [0]]
+    assert result.errors == [None, None, None, "no finite logit"]
+    assert result.logprobs and [len(r) for r in result.logprobs] == [0, 1, 0, 0]
+    assert result.logprobs[1][0].token == 1 and result.logprobs[1][0].rank == 1
+    assert [t.known[s].item() for s in (1, 2, 3, 4)] == [2, 3, 3, 3]
+    assert t.tokens[2, 2] == 2 and t.tokens[3, 2] == 1
+    none = Sampler(t, Reference()).sample(8, rows[:1], torch.zeros(0, 3), None)
+    assert none.tokens == [[]] and none.logprobs is None and none.errors is None
