@@ -1,0 +1,66 @@
+"""Start an engine in this process: from a Config and a local model to something that steps.
+
+The one place where the two islands are put together. It takes its time (weights are read and
+repacked) and says how long each part took.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from trine.config import Config
+from trine.core.messages import Ready
+
+if TYPE_CHECKING:
+    from .engine import Engine
+
+
+def start(config: Config, path: Path) -> tuple[Engine, Ready]:
+    """The engine, and what faces need to know of it. Torch is imported here, and not before."""
+    began = time.monotonic()
+    seconds: dict[str, float] = {}
+
+    def lap(name: str) -> None:
+        seconds[name] = time.monotonic() - began - sum(seconds.values())
+
+    from trine.executor.local import LocalExecutor
+    from trine.plan import resolve
+    from trine.registry import get
+    from trine.runtime.worker import Worker
+
+    lap("import")
+    plan = resolve(config, path)
+    lap("plan")
+    executor = LocalExecutor(lambda: Worker(plan))
+    lap("load")
+
+    from trine.cache.manager import Cache
+    from trine.scheduler.scheduler import Scheduler
+
+    from .engine import Engine
+
+    scheduler = Scheduler(
+        Cache(plan.groups, plan.page_size),
+        slots=plan.max_num_seqs,
+        budget=plan.budget,
+        max_len=plan.max_model_len,
+        policy=get("scheduler.policies", plan.policy)(),
+        capacity=plan.capacity,
+    )
+    engine = Engine(scheduler, executor, eos=plan.eos, vocab=plan.vocab, depth=plan.depth)
+    lap("engine")
+    return engine, Ready(
+        pid=os.getpid(),
+        model=plan.model,
+        vocab=plan.vocab,
+        eos=plan.eos,
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.max_num_seqs,
+        page_size=plan.page_size,
+        pages=min(group.pages for group in plan.groups) - 1,
+        plan=[(choice.name, choice.value, choice.why) for choice in plan.choices],
+        seconds={name: round(value, 3) for name, value in seconds.items()},
+    )
