@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.kit.fake import FakeExecutor
-from tests.kit.oracle import allowed, forced, oracle
+from tests.kit.grammar import allowed, forced
+from tests.kit.oracle import oracle
 from trine.core.types import Batch, Copy, Grant, Group, Join, Row, Sampling, Write
 
 SAMPLING = Sampling(temperature=1.0, seed=5, max_tokens=6)
@@ -135,3 +136,4 @@ def test_the_toy_grammar() -> None:
     assert forced(1, [5, 7]) == [11, 13]
     assert forced(1, [5, 7, 11, 13]) == []
     assert allowed(3, [5, 7, 11, 13, 9]) == [1, 2, 4]
+    assert forced(4, [1, 2, 3, 4, 5]) == [9, 11, 13]

@@ -8,32 +8,7 @@ from __future__ import annotations
 from trine.core.types import Sampling
 
 from .fake import Model, digest
-
-
-def allowed(rule: int, out: list[int]) -> list[int] | None:
-    """A toy grammar: the ids that may follow the output so far; None: all. Rule 0: no grammar.
-
-    Rule 1 forces three tokens after a free one that is a multiple of 5. Rule 2 leaves a choice
-    of three after a multiple of 3. Rule 3 does both."""
-    run: list[int] = []  # what must still follow
-    for token in out:
-        if run:
-            run = run[1:]
-        elif rule & 1 and token % 5 == 0:
-            run = [(token + 1) % 32 | 1, 11, 13]
-    if run:
-        return run[:1]
-    if rule & 2 and out and out[-1] % 3 == 0:
-        return [1, 2, 4]
-    return None
-
-
-def forced(rule: int, out: list[int]) -> list[int]:
-    """The tokens that must come next, whatever the model thinks."""
-    run: list[int] = []
-    while (ids := allowed(rule, out + run)) is not None and len(ids) == 1:
-        run += ids
-    return run
+from .grammar import allowed
 
 
 def oracle(

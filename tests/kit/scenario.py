@@ -100,7 +100,7 @@ def _groups(rng: random.Random, size: int, max_len: int, budget: int, drafts: in
 def _asks(rng: random.Random, s: Scenario) -> list[Ask]:
     """Requests with stems in common, whose lengths lie about page borders."""
     stems = [[rng.randrange(VOCAB) for _ in range(_border(rng, s))] for _ in range(rng.randint(1, 3))]
-    spaces, rules = rng.choice([1, 1, 2, 3]), rng.choice([0, 0, 1, 2, 3])
+    spaces, rules = rng.choice([1, 1, 2, 3]), rng.choice([0, 0, 1, 2, 3, 4])
     pace, cut = rng.choice([0, 0, 1, 3, 10]), rng.random() < 0.3
     leaving, ranked = rng.random() < 0.3, rng.random() < 0.2
     asks: list[Ask] = []
