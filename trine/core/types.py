@@ -74,13 +74,15 @@ class Sequence:
     request: Request
     tokens: array[int]  # ids the host knows ("i"): prompt, then output
     promised: int = 0  # at most this many more are being sampled in flight
-    ahead: list[int] = field(default_factory=list)  # ids a grammar forces after the promised one
-    unsent: list[int] = field(default_factory=list)  # of those, what the device was not told yet
+    ahead: list[int] = field(default_factory=list[int])  # ids a grammar forces after the promised one
+    unsent: list[int] = field(default_factory=list[int])  # of those, what the device was not told yet
     guessed: bool = False  # has the drafter run since this slot was joined
     planned: int = 0  # upper bound of tokens with KV once the flights land
     computed: int = 0  # tokens whose KV is certain
     cached: int = 0  # tokens that its first admission found in the cache
-    pages: list[list[int]] = field(default_factory=list)  # by group, in order; 0: behind the window
+    pages: list[list[int]] = field(
+        default_factory=list[list[int]]
+    )  # by group, in order; 0: behind the window
     shared: int = 0  # how many leading pages belong to the tree
     node: Any = None  # deepest tree node it holds a lock on
     slot: int = -1  # its row in the device table

@@ -1,0 +1,443 @@
+"""Who runs in the next step, and what became of the last one.
+
+One rule: a sequence has tokens, some of which have KV; each step hands out a budget of tokens to
+close the gap. Prompts, chunks, single tokens, forced tokens and drafts are all gap. It knows no
+device and no clock; pages it knows only through the cache's door.
+
+Both lists are kept by ticket, the order of arrival. Whoever lacks pages preempts younger ones
+only, so the oldest always goes on, and a sequence that fits the empty pool always finishes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from trine.cache.manager import Cache, Change
+from trine.core.stats import StepStats
+from trine.core.types import (
+    Batch,
+    Copy,
+    Grant,
+    Join,
+    Logprob,
+    Output,
+    Request,
+    Result,
+    Row,
+    Sequence,
+    Status,
+    Usage,
+    Write,
+)
+from trine.errors import RequestError
+
+from .policies.base import LOOK, Policy
+
+
+@dataclass(slots=True)
+class Work:
+    """One batch while it is being put together."""
+
+    left: int  # budget, in tokens
+    grants: list[Grant]
+    rows: list[Row] = field(default_factory=list[Row])
+    seqs: list[Sequence] = field(default_factory=list[Sequence])  # by row
+    joins: list[Join] = field(default_factory=list[Join])
+    copies: list[Copy] = field(default_factory=list[Copy])
+    writes: list[Write] = field(default_factory=list[Write])
+    owed: list[int] | None = None  # by group: pages that those who run will surely still need
+    preempted: bool = False
+
+
+@dataclass(slots=True)
+class Counts:
+    """What StepStats counts, for the life of the engine."""
+
+    steps: int = 0
+    prompt: int = 0
+    hit: int = 0
+    computed: int = 0
+    output: int = 0
+    preemptions: int = 0
+    finished: int = 0
+    aborted: int = 0
+
+
+class Scheduler:
+    """`slots`: without slot 0, which is never given out. `free`: set by an engine with grammars,
+    how many tokens after those seen are unconstrained."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        *,
+        slots: int,
+        budget: int,
+        max_len: int,
+        policy: Policy,
+        capacity: str = "max-use",
+        drafts: int = 0,
+    ) -> None:
+        self.cache, self.policy = cache, policy
+        self.budget, self.max_len, self.drafts = budget, max_len, drafts
+        self.sure = capacity == "no-evict"  # admit only what surely fits; never preempt
+        self.slots = list(range(slots, 0, -1))
+        self.live: dict[str, Sequence] = {}
+        self.waiting: list[Sequence] = []  # by ticket
+        self.running: list[Sequence] = []  # by ticket
+        self.fixes: list[Grant] = []  # corrections for the next batch
+        self.free: Callable[[Sequence], int] | None = None
+        self.counts = Counts()
+        self.step = 0
+        self.tickets = 0
+        self.stuck = -1  # the cache's `gains` when the first to be admitted did not fit
+
+    # ---- coming and going ---------------------------------------------------------------
+    def add(self, request: Request) -> Sequence:
+        """A new sequence; RequestError for what can never run. A replay that has all it may have
+        is FINISHED at once."""
+        if request.id in self.live:
+            raise RequestError(f"a request with the id {request.id!r} is alive already", "id", 409)
+        limit = self._limit(request)
+        self.tickets += 1
+        seq = Sequence(request, array("i", request.tokens), ticket=self.tickets, limit=limit)
+        if request.emitted and self._why(seq, request.tokens[-1]):
+            seq.status = Status.FINISHED
+            self.counts.finished += 1
+            return seq
+        self.live[request.id] = seq
+        self.waiting.append(seq)
+        self.stuck = -1
+        return seq
+
+    def abort(self, id: str) -> Output | None:
+        """Free all it holds, now. Late results of its flights will be dropped."""
+        if (seq := self.live.get(id)) is None:
+            return None
+        self._end(seq)
+        self.counts.aborted += 1
+        return self.last(seq, [], "abort")
+
+    def last(
+        self, seq: Sequence, tokens: list[int], why: str, logprobs: list[Logprob] | None = None
+    ) -> Output:
+        """The last output of a sequence, with its counts."""
+        prompt = seq.request.prompt
+        usage = Usage(prompt, seq.cached, len(seq.tokens) - prompt, seq.life)
+        return Output(seq.request.id, tokens, why, logprobs, usage)
+
+    def end(self, seq: Sequence) -> str | None:
+        """Why a sequence is over by its own tokens; None if it is not."""
+        return self._why(seq, seq.tokens[-1]) if seq.request.emitted else None
+
+    def _limit(self, request: Request) -> int:
+        prompt, most = request.prompt, request.sampling.max_tokens
+        if prompt >= self.max_len:
+            raise RequestError(
+                f"the prompt has {prompt} tokens, and the context holds {self.max_len}, of which one at "
+                f"least is for output: it is {prompt - self.max_len + 1} too long",
+                "tokens",
+            )
+        limit = min(prompt + most, self.max_len)
+        for need, pages in self.cache.smallest(limit - 1):
+            if need > pages:
+                raise RequestError(
+                    f"a prompt of {prompt} tokens with up to {limit - prompt} of output needs {need} pages "
+                    f"of {self.cache.size} tokens, and there are {pages}",
+                    "max_tokens",
+                )
+        return limit
+
+    # ---- the next batch -----------------------------------------------------------------
+    def schedule(self) -> tuple[Batch, list[Sequence]] | None:
+        """Orders for one step, and the sequences of its rows; None if nobody can go on now."""
+        work = Work(self.budget, self.fixes)
+        self.fixes = []
+        self._run(work)
+        if self.waiting and self.slots and work.left > 0 and not work.preempted:
+            self._admit(work)
+        if not work.rows:
+            self.fixes = work.grants
+            return None
+        self.step += 1
+        batch = Batch(self.step, work.rows, work.joins, work.copies, work.grants, work.writes)
+        return batch, work.seqs
+
+    def _run(self, work: Work) -> None:
+        """Rows for those that run."""
+        left, rows, seqs, size = work.left, work.rows, work.seqs, self.cache.size
+        for seq in self.policy.running(self.running):
+            if left <= 0:
+                break
+            planned = seq.planned
+            length = len(seq.tokens) + seq.promised + len(seq.ahead)
+            count = length - planned
+            if count <= 0 or length >= seq.limit or seq.status is not Status.RUNNING:
+                continue  # all that may come is in flight, or it was preempted just now
+            drafts = 0
+            if count > left:
+                count = left
+            elif self.drafts and count == 1 and seq.guessed:
+                drafts = self._drafts(seq, length, left)
+            if planned + count + drafts > len(seq.pages[0]) * size:
+                count, drafts = self._pages(work, seq, count, drafts)
+                if count == 0:
+                    continue
+            if seq.unsent:
+                work.writes.append(Write(seq.slot, seq.unsent))
+                seq.unsent = []
+            planned += count
+            sample = planned == length
+            rows.append(Row(seq.slot, count + drafts, sample, drafts))
+            seqs.append(seq)
+            seq.planned = planned + drafts
+            if sample:
+                seq.promised += 1 + drafts
+                seq.guessed = True
+            left -= count + drafts
+        work.left = left
+
+    def _drafts(self, seq: Sequence, length: int, left: int) -> int:
+        """Guesses that may ride along with the one known token of a row."""
+        drafts = min(self.drafts, left - 1, seq.limit - 1 - length)
+        if drafts > 0 and self.free is not None:
+            drafts = min(drafts, self.free(seq) - seq.promised - 1)
+        return max(0, drafts)
+
+    def _pages(self, work: Work, seq: Sequence, count: int, drafts: int) -> tuple[int, int]:
+        """Get pages for a row, from younger ones if need be; the row shrinks to what there is."""
+        cache, planned = self.cache, seq.planned
+        keep = self._others(work, seq) if self.sure and cache.windows else None
+        while (reach := cache.fit(seq, planned + count + drafts, keep)) <= planned:
+            victim = None if self.sure else self.policy.victim(self.running, seq)
+            if victim is None or victim in work.seqs:
+                return 0, 0
+            self._preempt(victim, work)
+        count = min(count, reach - planned)
+        drafts = min(drafts, reach - planned - count)
+        changes = cache.extend(seq, planned + count + drafts)
+        assert changes is not None
+        work.grants += [Grant(seq.slot, *change) for change in changes]
+        if keep is not None:
+            self._owe(work, seq, keep)
+        return count, drafts
+
+    # ---- making room --------------------------------------------------------------------
+    def _preempt(self, seq: Sequence, work: Work) -> None:
+        """Back to waiting. What was computed is in the tree, and usually found again."""
+        slot = seq.slot
+        self._leave(seq)
+        work.grants = [grant for grant in work.grants if grant.slot != slot]
+        work.preempted = True
+        seq.status = Status.WAITING
+        seq.unsent = []  # what is forced goes with the next join
+        seq.planned = seq.computed = 0
+        seq.guessed = False
+        seq.life += 1
+        self.counts.preemptions += 1
+        insort(self.waiting, seq, key=_ticket)
+
+    def _goal(self, seq: Sequence) -> int:
+        """The length to which pages must be sure: the tokens there are, or all it may have."""
+        return seq.limit - 1 if self.sure else len(seq.tokens)
+
+    def _owed(self, work: Work) -> list[int]:
+        if work.owed is None:
+            cache = self.cache
+            groups = range(len(cache.pools))
+            work.owed = [sum(cache.lacks(s, self._goal(s), g) for s in self.running) for g in groups]
+        return work.owed
+
+    def _others(self, work: Work, seq: Sequence) -> list[int]:
+        """By group, pages that must be left for the others that run."""
+        goal = self._goal(seq)
+        return [owed - self.cache.lacks(seq, goal, g) for g, owed in enumerate(self._owed(work))]
+
+    def _owe(self, work: Work, seq: Sequence, others: list[int]) -> None:
+        goal = self._goal(seq)
+        work.owed = [other + self.cache.lacks(seq, goal, g) for g, other in enumerate(others)]
+
+    # ---- admission ----------------------------------------------------------------------
+    def _admit(self, work: Work) -> None:
+        """Rows for those that wait, while there are slots, budget and room."""
+        cache = self.cache
+        if self.stuck == cache.gains:
+            return
+        sources: set[tuple[int, int]] = set()
+        for seq in self.policy.waiting(self.waiting, cache):
+            if not self.slots or work.left <= 0 or seq.promised:
+                break  # its flights have not landed: what it will know is not known yet
+            copies = cache.admit(seq)
+            if copies is None:
+                continue  # a sibling is computing its next page
+            clash = any((c.group, c.target) in sources for c in copies)
+            if clash or not self._fits(work, seq):
+                cache.release(seq)
+                seq.planned = seq.computed = 0
+                if not clash:
+                    self.stuck = cache.gains
+                break
+            sources.update((c.group, c.source) for c in copies)
+            work.copies += copies
+            self._join(work, seq)
+
+    def _fits(self, work: Work, seq: Sequence) -> bool:
+        """Whether there is room for it beside those that run; if so, it has pages for its first row."""
+        cache, keep = self.cache, None
+        if self.running:
+            keep = self._owed(work)
+            # Each time it was preempted it wants twice the room to spare, so that it seldom is again.
+            spare = 0 if self.sure else len(self.running) << min(seq.life, 24)
+            goal = self._goal(seq)
+            for group, pool in enumerate(cache.pools):
+                need = keep[group] + cache.lacks(seq, goal, group)
+                if pool.room < need + (0 if pool.window else spare):
+                    return False
+        want = seq.planned + min(seq.todo, work.left)
+        reach = cache.fit(seq, want, keep)
+        return reach > seq.planned and cache.extend(seq, reach) is not None
+
+    def _join(self, work: Work, seq: Sequence) -> None:
+        """It gets a slot and its first row."""
+        at = bisect_left(self.waiting, seq.ticket, key=_ticket)
+        del self.waiting[at]
+        for older in islice(self.waiting, min(at, LOOK)):
+            older.waited += 1
+        insort(self.running, seq, key=_ticket)
+        seq.status, seq.slot = Status.RUNNING, self.slots.pop()
+        request, start = seq.request, seq.planned
+        if seq.life == 0:
+            seq.cached = min(start, request.prompt)
+            self.counts.prompt += request.prompt
+            self.counts.hit += seq.cached
+        tables = [table[:] for table in seq.pages]
+        join = Join(seq.slot, seq.tokens.tobytes(), request.prompt, tables, start, request.sampling)
+        work.joins.append(join)
+        count = min(len(seq.tokens) - start, work.left, len(seq.pages[0]) * self.cache.size - start)
+        seq.planned = start + count
+        sample = seq.planned == len(seq.tokens)
+        work.rows.append(Row(seq.slot, count, sample))
+        work.seqs.append(seq)
+        work.left -= count
+        if sample:
+            seq.promised, seq.guessed = 1, True
+        if work.owed is not None:
+            goal = self._goal(seq)
+            work.owed = [owed + self.cache.lacks(seq, goal, g) for g, owed in enumerate(work.owed)]
+
+    # ---- what became of a batch ---------------------------------------------------------
+    def commit(self, rows: list[Row], seqs: list[Sequence], lives: list[int], result: Result) -> list[Output]:
+        """Take in a step's result: by row, its sequence, and the life it had when it was launched."""
+        outputs: list[Output] = []
+        computed, maker = 0, self.cache.maker
+        for index, (row, seq, tokens) in enumerate(zip(rows, seqs, result.tokens, strict=True)):
+            count = row.count
+            if row.sample:
+                missed = 1 + row.drafts - len(tokens)  # guesses that were wrong
+                count -= missed
+                if seq.status is not Status.FINISHED:
+                    seq.promised -= 1 + row.drafts
+                    if seq.life == lives[index]:
+                        seq.planned -= missed
+            computed += count
+            if seq.status is Status.FINISHED:
+                continue
+            fresh = seq.life == lives[index]
+            if fresh:
+                seq.computed += count
+            if row.sample:
+                logprobs = result.logprobs[index] if result.logprobs else None
+                outputs.append(output := self._take(seq, tokens, logprobs))
+                if output.finished:
+                    continue
+            if fresh:
+                if seq in maker:
+                    self._fix(seq, self.cache.publish(seq))
+                if self.cache.windows:
+                    self._fix(seq, self.cache.slide(seq))
+        self.counts.steps += 1
+        self.counts.computed += computed
+        return outputs
+
+    def _take(self, seq: Sequence, tokens: list[int], logprobs: list[Logprob] | None) -> Output:
+        """Append what was sampled, and what a grammar forces after it."""
+        if seq.ahead:
+            tokens = tokens + seq.ahead
+            seq.ahead = []
+        known, why = seq.tokens, None
+        for index, token in enumerate(tokens):
+            known.append(token)
+            if why := self._why(seq, token):
+                tokens = tokens[: index + 1]
+                break
+        self.counts.output += len(tokens)
+        wanted = seq.request.sampling.logprobs is not None and logprobs is not None
+        shown = logprobs[: len(tokens)] if wanted and logprobs is not None else None
+        if why is None:
+            return Output(seq.request.id, tokens, None, shown)
+        self._end(seq)
+        self.counts.finished += 1
+        return self.last(seq, tokens, why, shown)
+
+    def _why(self, seq: Sequence, token: int) -> str | None:
+        """Whether a sequence that ends with `token` is over."""
+        if token in seq.request.sampling.stop_ids:
+            return "stop"
+        return "length" if len(seq.tokens) >= seq.limit else None
+
+    def _fix(self, seq: Sequence, changes: list[Change]) -> None:
+        if changes:
+            self.fixes += [Grant(seq.slot, *change) for change in changes]
+
+    def _end(self, seq: Sequence) -> None:
+        if seq.status is Status.RUNNING:
+            self._leave(seq)
+        else:
+            del self.waiting[bisect_left(self.waiting, seq.ticket, key=_ticket)]
+            self.cache.release(seq)
+            self.stuck = -1
+        seq.status = Status.FINISHED
+        del self.live[seq.request.id]
+
+    def _leave(self, seq: Sequence) -> None:
+        """Give back pages and slot. Safe although flights still use them: all that touches pages
+        runs in order, and a new owner writes at the earliest in a batch after those."""
+        del self.running[bisect_left(self.running, seq.ticket, key=_ticket)]
+        self.cache.release(seq)
+        if self.fixes:
+            self.fixes = [grant for grant in self.fixes if grant.slot != seq.slot]
+        self.slots.append(seq.slot)
+        seq.slot = -1
+
+    # ---- looking ------------------------------------------------------------------------
+    def stats(self, rows: int = 0, tokens: int = 0, seconds: float = 0.0) -> StepStats:
+        """All counts, with those of the last step as told."""
+        view, counts = self.cache.view(self.running), self.counts
+        return StepStats(
+            step=counts.steps,
+            seconds=seconds,
+            rows=rows,
+            tokens=tokens,
+            running=len(self.running),
+            waiting=len(self.waiting),
+            pages=view.pages,
+            held=view.held,
+            cached=view.cached,
+            reserved_tokens=view.reserved,
+            used_tokens=view.used,
+            prompt_tokens=counts.prompt,
+            hit_tokens=counts.hit,
+            computed_tokens=counts.computed,
+            output_tokens=counts.output,
+            preemptions=counts.preemptions,
+            finished=counts.finished,
+            aborted=counts.aborted,
+        )
+
+
+def _ticket(seq: Sequence) -> int:
+    return seq.ticket
