@@ -83,11 +83,13 @@ class Folder:
         if not isinstance(places, dict) or not places:
             raise CheckpointError(f"{index}: has no weight_map")
         files: dict[str, dict[str, shard.Entry]] = {}
-        for name in dict.fromkeys(places.values()):
+        for name in places.values():
             if not isinstance(name, str) or not SHARD_NAME.fullmatch(name):
                 raise CheckpointError(
                     f"{index}: names the file {str(name)[:200]!r}, which is not a name of a shard"
                 )
+            if name in files:
+                continue
             if not (self.path / name).exists():
                 raise CheckpointError(
                     f"{self.path}: {name} is missing, {INDEX} wants it; fetch the model again"

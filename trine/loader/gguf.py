@@ -118,8 +118,9 @@ class GGUF:
     def _renamed(self) -> dict[str, TensorInfo]:
         out: dict[str, TensorInfo] = {}
         unknown: list[str] = []
+        layers = {str(i) for i in range(self._integer("block_count", 2**12))}
         for name, info in self.stored.items():
-            if new := _hf_name(name):
+            if new := _hf_name(name, layers):
                 out[new] = info
             elif name != ROPE_FACTORS:
                 unknown.append(name)
@@ -132,7 +133,6 @@ class GGUF:
     def _config(self) -> dict[str, Any]:
         heads = self._integer("attention.head_count", 2**12)
         hidden = self._integer("embedding_length", 2**20)
-        layers = self._integer("block_count", 2**12)
         kv_heads = self._integer("attention.head_count_kv", 2**12, heads)
         head_dim = self._integer("attention.key_length", 2**12, hidden // heads)
         vocab = self._vocab(hidden)
@@ -141,7 +141,7 @@ class GGUF:
             "model_type": self.family,
             "hidden_size": hidden,
             "intermediate_size": self._integer("feed_forward_length", 2**24),
-            "num_hidden_layers": layers,
+            "num_hidden_layers": self._integer("block_count", 2**12),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
             "head_dim": head_dim,
@@ -240,7 +240,7 @@ class GGUF:
         theta = self._positive("rope.freq_base", 10000.0)
         rule = {
             "rope_type": "llama3",
-            "factor": _shortest(max(factors)),
+            "factor": float(f"{max(factors):.6g}"),
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
             "original_max_position_embeddings": 8192,
@@ -273,7 +273,7 @@ class GGUF:
 
     def _token(self, name: str, vocab: int) -> int | None:
         value = self.metadata.get(f"tokenizer.ggml.{name}_token_id")
-        if value is not None and (not isinstance(value, int) or not 0 <= value < vocab):
+        if value is not None and (type(value) is not int or not 0 <= value < vocab):
             raise self._bad(f"tokenizer.ggml.{name}_token_id is {str(value)[:40]}, there are {vocab} tokens")
         return value
 
@@ -281,11 +281,11 @@ class GGUF:
         return CheckpointError(f"{self.path}: {problem}")
 
 
-def _hf_name(name: str) -> str | None:
+def _hf_name(name: str, layers: set[str]) -> str | None:
     if name in OUTER:
         return OUTER[name]
     parts = name.split(".")
-    if len(parts) != 4 or parts[0] != "blk" or not (parts[1].isascii() and parts[1].isdigit()):
+    if len(parts) != 4 or parts[0] != "blk" or parts[1] not in layers:
         return None
     if parts[2] not in INNER or parts[3] not in ("weight", "bias"):
         return None

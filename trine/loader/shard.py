@@ -84,7 +84,7 @@ def _entry(what: str, value: Any) -> Entry:
     if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
         raise CheckpointError(f"{what}: dtype, shape and data_offsets are wanted, it has {str(value)[:100]}")
     type, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
-    if type not in TYPES:
+    if not isinstance(type, str) or type not in TYPES:
         raise CheckpointError(f"{what}: dtype is {str(type)[:40]!r}; known are {', '.join(TYPES)}")
     if not _naturals(shape) or len(shape) > DIMENSIONS:
         raise CheckpointError(f"{what}: shape is {str(shape)[:100]}, not at most {DIMENSIONS} whole numbers")
