@@ -154,25 +154,25 @@ class Tree:
                 self._list(top, 1 + group)
         return top
 
-    def insert(self, node: Node, key: bytes, tables: list[list[int]]) -> tuple[Node, list[Node]]:
+    def insert(self, node: Node, key: bytes, tables: list[list[int]]) -> tuple[Node, list[tuple[Node, int]]]:
         """Add the run `key`, with its pages by group, below `node`, which the caller holds.
 
-        Gives the node it ends with, and the nodes that were there already: their pages are not
-        changed. A leaf that nobody else holds just grows."""
-        had: list[Node] = []
+        Gives the node it ends with, and the nodes that were there already, each with the end it
+        had: their pages are not changed. A leaf that nobody else holds just grows."""
+        had: list[tuple[Node, int]] = []
         at = 0  # bytes of key that the tree has
         while child := node.children.get(key[at : at + self.step]):
             pages = len(child.key) // self.step
             if not key.startswith(child.key, at):
                 pages = self._common(child.key, key, at)
             node = self.cut(child, child.start + pages)
-            had.append(node)
+            had.append((node, node.end))
             at += len(node.key)
         if at < len(key):
-            mine = 0 if had else 1
             self.clock += 1
             tail = [table[at // self.step :] for table in tables]
-            if node.parent is not None and not node.children and node.locks == mine:
+            # A node of `had` must not grow: the caller takes all its pages for duplicates.
+            if not had and node.parent is not None and not node.children and node.locks == 1:
                 self._grow(node, key[at:], tail)
             else:
                 node = self._add(node, key[at:], tail)
