@@ -190,6 +190,7 @@ class Scheduler:
             if seq.unsent:
                 work.writes.append(Write(seq.slot, seq.unsent))
                 seq.unsent = []
+                seq.guessed = False  # its guesses came after other tokens
             planned += count
             sample = planned == length
             rows.append(Row(seq.slot, count + drafts, sample, drafts))
