@@ -90,65 +90,39 @@ def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
     """The Plan of a Config for the model at `path` on this machine (or on `platform`).
 
     ConfigError names the field that makes no sense; Unsupported says who was asked."""
-    from .kernels import select
     from .loader.checkpoint import open as open_checkpoint
 
     reasons = Reasons()
     checkpoint = open_checkpoint(path)
-    family = registry.family(checkpoint.config["model_type"])
-    model = family.Config.from_dict(checkpoint.config)
+    name = checkpoint.config["model_type"]
+    model = registry.family(name).Config.from_dict(checkpoint.config)
     kinds = model.kv()
-    reasons.note(
-        "model",
-        config.served_model_name or config.model,
-        f"{checkpoint.config['model_type']}, {len(kinds)} blocks, {_parameters(checkpoint) / 1e6:,.0f}M parameters, {checkpoint.kind}",
-    )
+    served = config.served_model_name or _served(config.model)
+    what = f"{name}, {len(kinds)} blocks, {_parameters(checkpoint) / 1e6:,.0f}M parameters, from {checkpoint.kind}"
+    reasons.note("model", served, what)
     platform = platform or _platform(config, reasons)
-    if config.tensor_parallel_size != 1:
-        raise Unsupported(
-            f"tensor_parallel_size {config.tensor_parallel_size}: platform {platform.name} has one device; give 1, or leave it out"
-        )
-    dtype, product = _arithmetic(config, platform, reasons)
-    invariant = _invariant(config, platform, reasons)
-    groups, layer_groups = _groups(kinds)
-    attention = select.attention(
-        config.attention, kinds[0], model, platform, invariant, config.block_size, reasons.note
-    )
+    invariant = _invariant(config, reasons)
+    dtype, product = _arithmetic(config, platform, invariant, reasons)
+    windows, layer_groups = _groups(kinds)
+    attention = _attention(config, model, kinds, windows, dtype, invariant, platform, reasons)
+    cores = platform.facts().cores
     threads = reasons.note(
-        "threads",
-        config.threads or platform.facts().cores,
-        "--threads" if config.threads else "the cores there are",
+        "threads", config.threads or cores, "--threads" if config.threads else "the cores there are"
     )
-    sizes = _sizes(config, checkpoint, model, kinds, dtype, product, platform, reasons)
+    sizes = _sizes(config, checkpoint, model, kinds, dtype, platform, reasons)
     length, sequences, pages = _fit(config, model, sizes, reasons)
-    budget = config.max_num_batched_tokens or max(BUDGET, sequences)
-    reasons.note(
-        "budget",
-        budget,
-        "tokens in a step; --max-num-batched-tokens"
-        if config.max_num_batched_tokens
-        else "tokens in a step: a stream waits no longer than a chunk of this size takes",
-    )
-    depth = reasons.note(
-        "depth",
-        config.depth or 1,
-        "--depth" if config.depth else "on a CPU host and device share the cores: nothing to overlap",
-    )
-    reasons.note("policy", config.policy, "as asked, or the default")
-    reasons.note("capacity", config.capacity, "as asked, or the default")
-    vocab = model.vocab_size
-    eos = _eos(checkpoint, vocab, reasons)
+    budget, depth = _steps(config, sequences, reasons)
     return Plan(
-        model=config.served_model_name or config.model,
+        model=served,
         path=str(path),
-        family=checkpoint.config["model_type"],
+        family=name,
         load_format=config.load_format,
         dtype=dtype,
         product=product,
         platform=platform.name,
         attention=attention,
         page_size=config.block_size,
-        groups=[Group(pages, window) for window in groups],
+        groups=[Group(pages, window) for window in windows],
         layer_groups=layer_groups,
         max_model_len=length,
         max_num_seqs=sequences,
@@ -159,10 +133,29 @@ def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
         batch_invariant=invariant,
         threads=threads,
         seed=config.dummy_seed,
-        vocab=vocab,
-        eos=eos,
+        vocab=model.vocab_size,
+        eos=_eos(checkpoint, model.vocab_size, reasons),
         choices=reasons.choices,
     )
+
+
+def _served(model: str) -> str:
+    """The name clients use: the model as given, of a local path its last part."""
+    path = Path(model)
+    return path.absolute().name.removesuffix(".gguf") if path.exists() else model
+
+
+def _steps(config: Config, sequences: int, reasons: Reasons) -> tuple[int, int]:
+    """Tokens in a step, and steps in flight."""
+    budget = config.max_num_batched_tokens or max(BUDGET, sequences)
+    given = "tokens in a step; --max-num-batched-tokens"
+    why = "tokens in a step: a running stream waits no longer than a chunk of these takes"
+    reasons.note("budget", budget, given if config.max_num_batched_tokens else why)
+    shared = "on a CPU host and device share the cores: there is nothing to overlap"
+    depth = reasons.note("depth", config.depth or 1, "--depth" if config.depth else shared)
+    reasons.note("policy", config.policy, "who runs next (--policy)")
+    reasons.note("capacity", config.capacity, "what happens when KV runs out (--capacity)")
+    return budget, depth
 
 
 def _parameters(checkpoint: Any) -> int:
@@ -178,35 +171,83 @@ def _count(shape: tuple[int, ...]) -> int:
 
 def _platform(config: Config, reasons: Reasons) -> Any:
     """The platform asked for, or the first that is there."""
-    made = {name: kind() for name, kind in registry.find("platforms").items()}
-    if config.platform != "auto":
-        platform = registry.get("platforms", config.platform)()
-        why = "--platform"
-    else:
-        platform = min((p for p in made.values() if p.available()), key=lambda p: p.order)
-        why = "the first that is there"
-    reasons.note("platform", platform.name, f"{why}: {platform.describe()}")
+    asked = config.platform != "auto"
+    kinds = (
+        [registry.get("platforms", config.platform)]
+        if asked
+        else sorted(registry.find("platforms").values(), key=lambda kind: kind.order)
+    )
+    refusals = [(kind.name, kind.cannot()) for kind in kinds]
+    able = [kind for kind, (_, cannot) in zip(kinds, refusals, strict=True) if cannot is None]
+    if not able:
+        raise Unsupported(
+            "no platform can run: " + "; ".join(f"{name} cannot: {cannot}" for name, cannot in refusals)
+        )
+    platform = able[0]()
+    facts = platform.facts()
+    if config.tensor_parallel_size != 1:
+        raise Unsupported(
+            f"tensor_parallel_size {config.tensor_parallel_size}: the platform {platform.name} is one device; give 1, or leave it out"
+        )
+    reasons.note(
+        "platform",
+        platform.name,
+        f"{facts.chip}, {facts.cores} cores{''.join(', ' + feature for feature in facts.features)}",
+    )
     return platform
 
 
-def _arithmetic(config: Config, platform: Any, reasons: Reasons) -> tuple[str, str]:
-    """dtype and the product that computes it."""
-    from .kernels import select
+def _arithmetic(config: Config, platform: Any, invariant: bool, reasons: Reasons) -> tuple[str, str]:
+    """dtype, and the product that computes it."""
+    from .kernels.gemm.base import Want
+    from .kernels.select import select
 
-    dtype = config.dtype
-    if dtype == "auto":
-        dtype = "int8"
-        reasons.note(
-            "dtype",
-            dtype,
-            "the default on a CPU: int8 weights by output, int8 activations by row, exact sums",
+    default = "the default on a CPU: int8 weights by output, int8 activations by row, exact sums"
+    dtype = (
+        reasons.note("dtype", "int8", default)
+        if config.dtype == "auto"
+        else reasons.note("dtype", config.dtype, "--dtype")
+    )
+    facts = platform.facts()
+    chosen = select(
+        "kernels.gemm", Want(weights=dtype, invariant=invariant, device=facts.kind, features=facts.features)
+    )
+    return dtype, reasons.note("product", chosen.name, chosen.why)
+
+
+def _attention(
+    config: Config,
+    model: Any,
+    kinds: list[Any],
+    windows: list[int],
+    dtype: str,
+    invariant: bool,
+    platform: Any,
+    reasons: Reasons,
+) -> str:
+    """One backend that serves every group of layers."""
+    from .kernels.attention.base import Want
+    from .kernels.select import select
+
+    kv = "bfloat16" if dtype == "bfloat16" else "float32"
+    for window in windows:
+        kind = next(kind for kind in kinds if kind.window == window)
+        want = Want(
+            heads=model.num_attention_heads,
+            kv_heads=kind.kv_heads,
+            head_dim=kind.head_dim,
+            page_size=config.block_size,
+            dtype=kv,
+            kv_dtype=kv,
+            window=window,
+            invariant=invariant,
+            device=platform.facts().kind,
         )
-    else:
-        reasons.note("dtype", dtype, "--dtype")
-    return dtype, select.product(dtype, platform, reasons.note)
+        chosen = select("kernels.attention", want, config.attention)
+    return reasons.note("attention", chosen.name, chosen.why)
 
 
-def _invariant(config: Config, platform: Any, reasons: Reasons) -> bool:
+def _invariant(config: Config, reasons: Reasons) -> bool:
     if config.batch_invariant is not None:
         return reasons.note(
             "batch invariant", config.batch_invariant, "--batch-invariant, --no-batch-invariant"
@@ -226,30 +267,20 @@ def _groups(kinds: list[Any]) -> tuple[list[int], list[int]]:
 
 
 def _sizes(
-    config: Config,
-    checkpoint: Any,
-    model: Any,
-    kinds: list[Any],
-    dtype: str,
-    product: str,
-    platform: Any,
-    reasons: Reasons,
+    config: Config, checkpoint: Any, model: Any, kinds: list[Any], dtype: str, platform: Any, reasons: Reasons
 ) -> Sizes:
-    from .kernels import select
-
-    weights = round(_parameters(checkpoint) * select.weight_bytes(dtype, product))
-    kv = 2 if dtype == "bfloat16" else 4
-    position = sum(2 * kind.kv_heads * kind.head_dim * kv for kind in kinds)
+    each = {"int8": 1, "bfloat16": 2, "float32": 4}[dtype]
+    weights = _parameters(checkpoint) * each
+    position = sum(2 * kind.kv_heads * kind.head_dim * max(2, each if each != 1 else 4) for kind in kinds)
     budget = config.max_num_batched_tokens or BUDGET
     sequences = config.max_num_seqs or SEQUENCES
     work = (
         budget * (model.hidden_size * 12 + model.intermediate_size * 4) * 4
         + sequences * model.vocab_size * 12
     )
-    available = _available(config, platform, weights + work, reasons)
-    reasons.note("weights", _human(weights), f"as {dtype} for the product {product}")
+    reasons.note("weights", _human(weights), f"as {dtype}")
     reasons.note("work space", _human(work), f"a step of {budget:,} tokens, logits of {sequences:,} rows")
-    return Sizes(weights, position, work, available)
+    return Sizes(weights, position, work, _available(config, platform, weights + work, reasons))
 
 
 def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> int:
