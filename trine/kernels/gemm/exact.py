@@ -1,0 +1,42 @@
+"""int8 products carried in float32: a float32 product of integers is exact while its sums stay under 2^24.
+
+Runs on any processor, with the speed of its float32 product. Inputs are cut so that no sum can pass 2^24.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from .base import EXACT_INPUTS, Scratch, Want, beside, total
+
+
+class Exact:
+    """int8 values in float32 arithmetic."""
+
+    name = "exact"
+    order = 50
+
+    @classmethod
+    def cannot(cls, want: Want) -> str | None:
+        return None if want.weights == "int8" else f"is for int8 weights, not {want.weights}"
+
+    def __init__(self, want: Want) -> None:
+        self.scratch = Scratch()
+
+    def pack(self, weight: Tensor) -> Tensor:
+        return weight
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        return packed
+
+    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+        inputs = x.round().split(EXACT_INPUTS, -1)
+        return beside([self._part(inputs, part) for part in self.scratch.parts(packed)])
+
+    def _part(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
+        weights = weight.split(EXACT_INPUTS, -1)
+        return total([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])
+
+
+PLUGIN = Exact
