@@ -97,9 +97,9 @@ def pull(name: str, progress: Progress | None = None) -> Path:
     """The file of a model of the catalog, fetched if it is not in the cache."""
     entry = find(name)
     target = folder() / name / entry.file
-    if _is_sound(target, entry):
-        return target
     try:
+        if _is_sound(target, entry):
+            return target
         folder().mkdir(parents=True, exist_ok=True)
         with _alone():
             if not _is_sound(target, entry):  # somebody else may have fetched it meanwhile

@@ -19,8 +19,11 @@ NAME_BYTES = 1024
 def locate(ref: str, revision: str | None = None, progress: Progress | None = None) -> Path:
     """The local path of the model `ref`, fetched if need be; `progress(done, total)` is told of bytes."""
     _check(ref)
-    path = Path(ref).expanduser()
-    is_local = path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())
+    try:
+        path = Path(ref).expanduser()
+        is_local = path.is_dir() or (path.suffix.lower() == ".gguf" and path.is_file())
+    except (OSError, RuntimeError) as error:
+        raise ConfigError(f"{ref} cannot be looked at: {error}", "model") from None
     if revision is not None and (is_local or ref in catalog.MODELS):
         raise ConfigError(f"a revision is for hub ids; {ref} is not one, so leave it out", "revision")
     if is_local:

@@ -15,7 +15,7 @@ from ..errors import CheckpointError, ConfigError
 WANTED = ["*.json", "*.safetensors", "*.jinja"]
 UNWANTED = ["*/*"]  # folders: other formats, other precisions
 
-_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_-])?"
+_PART = r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,94}[A-Za-z0-9_])?"
 ID = re.compile(f"{_PART}/{_PART}", re.ASCII)
 REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}", re.ASCII)
 
@@ -70,10 +70,10 @@ def fetch(name: str, revision: str | None) -> Path:
 
 def cached() -> list[Cached]:
     """Models in the hub's cache that have weights Trine may read."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
     try:
-        repositories = scan_cache_dir().repos
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except (CacheNotFound, OSError, ValueError):
         return []
     return sorted(
@@ -88,15 +88,16 @@ def cached() -> list[Cached]:
 
 def remove(name: str) -> int:
     """Delete a model from the hub's cache; how many bytes that freed."""
-    from huggingface_hub import CacheNotFound, scan_cache_dir
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
 
+    absent = ConfigError(f"{name} is not in the hub's cache, so there is nothing to remove")
     try:
-        cache = scan_cache_dir()
+        cache = scan_cache_dir(constants.HF_HUB_CACHE)
     except (CacheNotFound, OSError, ValueError):
-        raise ConfigError(f"{name} is not in the hub's cache: there is none") from None
+        raise absent from None
     for repo in cache.repos:
         if repo.repo_type == "model" and repo.repo_id == name:
             plan = cache.delete_revisions(*(revision.commit_hash for revision in repo.revisions))
             plan.execute()
             return plan.expected_freed_size
-    raise ConfigError(f"{name} is not in the hub's cache, so there is nothing to remove")
+    raise absent
