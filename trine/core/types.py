@@ -108,7 +108,7 @@ class Sequence:
         return self.length - self.request.prompt
 
 
-class Row(Struct, array_like=True):
+class Row(Struct, array_like=True, gc=False):
     """One sequence's share of one step."""
 
     slot: int
@@ -194,7 +194,7 @@ class Usage(Struct, frozen=True, omit_defaults=True):
     preemptions: int = 0
 
 
-class Output(Struct, frozen=True, omit_defaults=True, tag=True):
+class Output(Struct, frozen=True, omit_defaults=True, tag=True, gc=False):
     """What a client hears of one sequence after one step.
 
     `finished`: "stop" (the last token is a stop id), "length", "abort" or "error"."""

@@ -14,7 +14,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, repeat
 
 from trine.cache.manager import Cache, Change
 from trine.core.stats import StepStats
@@ -170,13 +170,14 @@ class Scheduler:
     def _run(self, work: Work) -> None:
         """Rows for those that run."""
         left, rows, seqs, size = work.left, work.rows, work.seqs, self.cache.size
+        running = Status.RUNNING
         for seq in self.policy.running(self.running):
             if left <= 0:
                 break
             planned = seq.planned
             length = len(seq.tokens) + seq.promised + len(seq.ahead)
             count = length - planned
-            if count <= 0 or length >= seq.limit or seq.status is not Status.RUNNING:
+            if count <= 0 or length >= seq.limit or seq.status is not running:
                 continue  # all that may come is in flight, or it was preempted just now
             drafts = 0
             if count > left:
@@ -334,26 +335,23 @@ class Scheduler:
     def commit(self, rows: list[Row], seqs: list[Sequence], lives: list[int], result: Result) -> list[Output]:
         """Take in a step's result: by row, its sequence, and the life it had when it was launched."""
         outputs: list[Output] = []
-        computed, maker = 0, self.cache.maker
-        for index, (row, seq, tokens) in enumerate(zip(rows, seqs, result.tokens, strict=True)):
-            count = row.count
-            if row.sample:
-                missed = 1 + row.drafts - len(tokens)  # guesses that were wrong
-                count -= missed
-                if seq.status is not Status.FINISHED:
-                    seq.promised -= 1 + row.drafts
-                    if seq.life == lives[index]:
-                        seq.planned -= missed
+        computed, maker, finished = 0, self.cache.maker, Status.FINISHED
+        logprobs = result.logprobs or repeat(None)
+        for row, seq, life, tokens, shown in zip(rows, seqs, lives, result.tokens, logprobs, strict=False):
+            wanted = 1 + row.drafts if row.sample else 0
+            missed = wanted - len(tokens)  # guesses that were wrong
+            count = row.count - missed
             computed += count
-            if seq.status is Status.FINISHED:
+            if seq.status is finished:
                 continue
-            fresh = seq.life == lives[index]
+            seq.promised -= wanted
+            fresh = seq.life == life
             if fresh:
                 seq.computed += count
-            if row.sample:
-                logprobs = result.logprobs[index] if result.logprobs else None
-                outputs.append(output := self._take(seq, tokens, logprobs))
-                if output.finished:
+                seq.planned -= missed
+            if wanted:
+                outputs.append(self._take(seq, tokens, shown))
+                if seq.status is finished:
                     continue
             if fresh:
                 if seq in maker:
@@ -369,20 +367,22 @@ class Scheduler:
         if seq.ahead:
             tokens = tokens + seq.ahead
             seq.ahead = []
-        known, why = seq.tokens, None
-        for index, token in enumerate(tokens):
+        known, request, limit = seq.tokens, seq.request, seq.limit
+        sampling, why = request.sampling, None
+        for index, token in enumerate(tokens, 1):
             known.append(token)
-            if why := self._why(seq, token):
-                tokens = tokens[: index + 1]
+            if token in sampling.stop_ids or len(known) >= limit:
+                why = self._why(seq, token)
+                tokens = tokens[:index]
                 break
         self.counts.output += len(tokens)
-        wanted = seq.request.sampling.logprobs is not None and logprobs is not None
-        shown = logprobs[: len(tokens)] if wanted and logprobs is not None else None
+        if logprobs is not None:
+            logprobs = None if sampling.logprobs is None else logprobs[: len(tokens)]
         if why is None:
-            return Output(seq.request.id, tokens, None, shown)
+            return Output(request.id, tokens, None, logprobs)
         self._end(seq)
         self.counts.finished += 1
-        return self.last(seq, tokens, why, shown)
+        return self.last(seq, tokens, why, logprobs)
 
     def _why(self, seq: Sequence, token: int) -> str | None:
         """Whether a sequence that ends with `token` is over."""
