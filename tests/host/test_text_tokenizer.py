@@ -85,7 +85,7 @@ def test_every_way_to_cut_loses_nothing(name: str) -> None:
 
 
 def test_the_ways_to_cut_differ() -> None:
-    text = "12345 I'Ll  go\n\n don't ...\r\n HTTPServer Don't a漢字b a_b (f)"
+    text = "12345 I'Ll  go\n\n don't ...\r\n HTTPServer Don't a漢字b camelCase a_b (f)"
     found: dict[tuple[str, ...], str] = {}
     for name, way in CUTS.items():
         way_pieces = from_metadata(kit.byte_metadata(name)).core.pre_tokenizer.pre_tokenize_str(text)
