@@ -354,3 +354,43 @@ def test_a_tensor_that_is_not_there(sound: tuple[Path, Any], tmp_path: Path) -> 
     for path in (sound[0], tmp_path):
         with pytest.raises(CheckpointError, match=r"has no tensor model\.nose"):
             checkpoint.open(path).get("model.nose")
+
+
+# config.json and generation_config.json as published with SmolLM2-135M-Instruct.
+PUBLISHED = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "pad_token_id": 2,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+
+
+def test_the_default_model_is_what_was_published() -> None:
+    from trine import catalog
+
+    path = next(model.path for model in catalog.installed() if model.name == "smollm2")
+    if path is None:
+        pytest.skip("smollm2 is not in the cache")
+    found = checkpoint.open(path)
+    assert {key: found.config[key] for key in PUBLISHED} == PUBLISHED
+    assert eos_ids(found) == [2]
+    assert len(found.names()) == 272 and found.bytes == 96_576_768
+    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.7.attn_k.weight"]
+    rows = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    ours = found.get("model.layers.7.self_attn.k_proj.weight")
+    assert torch.equal(permute(ours, 3), torch.from_numpy(rows))

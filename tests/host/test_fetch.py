@@ -60,7 +60,29 @@ def test_a_file_with_the_name_of_the_catalog_does_not_hide_it(asked: list[Any], 
     assert locate("smollm2") == Path("/cache")
 
 
-NAMES = ["../x", "..\\x", "/no/such/place", "./x", "~/no-such-model", "~no-such-user/x", "a/b/c", "org/../name", "org/", "/name", "org//name", "-org/name", "org/name-", "org/na..me", "org/na--me", "org/n%2fme", "no.gguf", "org/no.gguf", "CON", "org/name:latest", "https://x.org/y"]
+NAMES = [
+    "../x",
+    "..\\x",
+    "/no/such/place",
+    "./x",
+    "~/no-such-model",
+    "~no-such-user/x",
+    "a/b/c",
+    "org/../name",
+    "org/",
+    "/name",
+    "org//name",
+    "-org/name",
+    "org/name-",
+    "org/na..me",
+    "org/na--me",
+    "org/n%2fme",
+    "no.gguf",
+    "org/no.gguf",
+    "CON",
+    "org/name:latest",
+    "https://x.org/y",
+]
 
 
 @pytest.mark.parametrize(

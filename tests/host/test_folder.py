@@ -214,6 +214,7 @@ def test_configurations_that_name_code(folder: Path, name: str, depth: int) -> N
         ('{"model_type": 5}', "has no model_type"),
         ('{"model_type": "a", "model_type": "b"}', "the key 'model_type' appears twice"),
         ('{"a": Infinity}', "Infinity is not a JSON number"),
+        ('{"a": 1e999}', "1e999 is too large a number"),
         ('{"a": ' * 40 + "1" + "}" * 40, "nested too deep"),
         ('{"a": "' + "x" * files.JSON_BYTES + '"}', "has more than 4194304 bytes of JSON"),
     ],

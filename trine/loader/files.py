@@ -7,6 +7,7 @@ configurations that name code of their own are refused in words.
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -47,7 +48,9 @@ def parse_json(raw: bytes, path: str, limit: int) -> dict[str, Any]:
     if len(raw) > limit:
         raise CheckpointError(f"{path}: has more than {limit} bytes of JSON")
     try:
-        value = json.loads(raw.decode(), object_pairs_hook=_object, parse_constant=_constant)
+        value = json.loads(
+            raw.decode(), object_pairs_hook=_object, parse_constant=_constant, parse_float=_float
+        )
         _check_depth(value, JSON_DEPTH)
     except (ValueError, RecursionError) as error:
         reason = "it is nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
@@ -84,6 +87,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
+
+
+def _float(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text[:40]} is too large a number")
+    return value
 
 
 def _check_depth(value: Any, left: int) -> None:
