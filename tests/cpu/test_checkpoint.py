@@ -382,15 +382,18 @@ PUBLISHED = {
 
 def test_the_default_model_is_what_was_published() -> None:
     from trine import catalog
+    from trine.loader.gguf import GGUF
 
     path = next(model.path for model in catalog.installed() if model.name == "smollm2")
     if path is None:
         pytest.skip("smollm2 is not in the cache")
     found = checkpoint.open(path)
+    assert isinstance(found, GGUF)
     assert {key: found.config[key] for key in PUBLISHED} == PUBLISHED
     assert eos_ids(found) == [2]
     assert len(found.names()) == 272 and found.bytes == 96_576_768
-    stored = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}["blk.7.attn_k.weight"]
-    rows = gguf.quants.dequantize(stored.data, stored.tensor_type)
+    info = found.stored["blk.7.attn_k.weight"]
+    raw = np.fromfile(path, np.uint8, info.bytes, offset=info.offset).reshape(info.shape[0], -1)
+    rows = gguf.quants.dequantize(raw, GGMLQuantizationType[info.type])
     ours = found.get("model.layers.7.self_attn.k_proj.weight")
     assert torch.equal(permute(ours, 3), torch.from_numpy(rows))
