@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Callable
 from contextlib import asynccontextmanager
+from string import Formatter
 from typing import Any
 
+import httpx2
 import msgspec
 import tokenizers
 from msgspec import Struct
@@ -18,6 +21,7 @@ from trine.core.messages import Ready
 from trine.core.stats import StepStats
 from trine.core.types import Logprob, Output, Request, Usage
 from trine.server.app import make_app
+from trine.server.catalogue import CATALOGUE
 from trine.server.service import Service
 from trine.text.parts import Parts
 from trine.text.spelling import byte_letters
@@ -214,3 +218,113 @@ async def quiet(engine: ScriptedEngine):
 
 def decoded(raw: bytes) -> Any:
     return msgspec.json.decode(raw)
+
+
+LEAKS = re.compile(r"0x[0-9a-f]{4,}|Traceback|/(?:usr|work|home|tmp|root)/|site-packages|\.py\b|object at")
+
+
+def is_refusal(status: int, raw: bytes) -> str:
+    """Assert that an answer is one of the catalogue, in OpenAI's shape; its code."""
+    error = decoded(raw)["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    entry = CATALOGUE[error["code"]]
+    assert (status, error["type"]) == (entry.status, entry.type)
+    pattern = "".join(
+        re.escape(text) + (".{0,300}?" if slot is not None else "")
+        for text, slot, _, _ in Formatter().parse(entry.text)
+    )
+    assert re.fullmatch(pattern, error["message"]), error["message"]
+    assert not LEAKS.search(raw.decode()), raw
+    return error["code"]
+
+
+@asynccontextmanager
+async def victims(app: Any, headers: dict[str, str] | None = None):
+    """Streams run one after the other while this is open; each must say what it says alone."""
+    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
+    body = {"messages": [{"role": "user", "content": "victim"}], "seed": 1, "stream": True, "max_tokens": 40}
+    texts: list[str] = []
+
+    async def one() -> str:
+        answer = await http.post("/v1/chat/completions", json=body, headers=headers)
+        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
+        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
+        found = [decoded(line.encode())["choices"][0]["delta"].get("content", "") for line in lines]
+        return "".join(found)
+
+    async def loop() -> None:
+        while True:
+            texts.append(await one())
+
+    alone = await one()
+    task = asyncio.create_task(loop())
+    try:
+        yield
+        while len(texts) < 2:
+            await asyncio.sleep(0)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await http.aclose()
+    assert alone and set(texts) == {alone}
+
+
+class Reply(Struct):
+    """What an application answered."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        return decoded(self.content)
+
+
+async def call(
+    app: Any,
+    method: str,
+    path: str | bytes,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
+    *,
+    parts: list[bytes] | None = None,
+) -> Reply:
+    """One request, straight through the ASGI interface: `body` is bytes or a value for JSON.
+
+    `parts`: the body as it comes. The client stays until it is answered."""
+    raw = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+    fields = {"host": "localhost", "content-type": "application/json"}
+    if body is not None and parts is None:
+        fields["content-length"] = str(len(raw))
+    fields |= headers or {}
+    target = path.encode("latin-1") if isinstance(path, str) else path
+    scope = {
+        "type": "http",
+        "method": method,
+        "scheme": "http",
+        "path": target.decode("latin-1"),
+        "raw_path": target,
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields.items()],
+        "server": ("127.0.0.1", 8000),
+    }
+    coming = [*(parts if parts is not None else [raw])]
+    sent: list[Any] = []
+    over = asyncio.Event()
+
+    async def receive() -> Any:
+        if coming:
+            part = coming.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(coming)}
+        await over.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            over.set()
+
+    await app(scope, receive, send)
+    start, *rest = sent
+    content = b"".join(message["body"] for message in rest)
+    return Reply(start["status"], {k.decode(): v.decode() for k, v in start["headers"]}, content)

@@ -22,6 +22,7 @@ from . import limits
 from .catalogue import Gone, Headers, Refusal, encode, headers, refusal
 from .route import Caller, Table
 from .service import new_id
+from .timing import Meter
 
 HOST = re.compile(rb"(\[[0-9a-f:.]+\]|[a-z0-9_-]+(?:\.[a-z0-9_-]+)*)(:[0-9]{1,5})?")
 JSON = re.compile(rb"application/json(?:\s*;\s*charset=\"?utf-8\"?)?", re.IGNORECASE)
@@ -42,8 +43,8 @@ class Rules(Struct, frozen=True):
 class Access:
     """Wraps the application of a route table."""
 
-    def __init__(self, app: ASGIApp, table: Table, rules: Rules) -> None:
-        self.app, self.table, self.rules = app, table, rules
+    def __init__(self, app: ASGIApp, table: Table, rules: Rules, meter: Meter | None = None) -> None:
+        self.app, self.table, self.rules, self.meter = app, table, rules, meter
         self.hosts = {name.lower().encode() for name in (*LOOPBACK, *rules.hosts) if name not in ANY}
         self.origins = {origin.encode() for origin in rules.origins}
         self.keys = [(_digest(key.encode()), _space(key)) for key in rules.keys]
@@ -63,7 +64,10 @@ class Access:
         except Exception as error:
             if exchange.started:  # the answer is cut: closing the connection is all that is left
                 raise
-            await exchange.refuse(refusal(error))
+            answer = refusal(error)
+            if self.meter:
+                self.meter.rejected(answer.code)
+            await exchange.refuse(answer)
 
     def check(self, scope: Scope, exchange: Exchange) -> None:
         """Everything that can be said before the body: raises a Refusal, or notes the caller."""

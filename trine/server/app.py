@@ -14,7 +14,7 @@ from trine.config import Config, environment_keys
 from trine.registry import find
 
 from .access import Access, Rules
-from .route import Endpoint, Face, Metrics, Route, Table, check
+from .route import Endpoint, Face, Route, Table, check
 from .service import Service
 
 PUBLIC = ("inference", "liveness")
@@ -33,7 +33,6 @@ def make_app(
     service: Service,
     config: Config,
     *,
-    metrics: Metrics | None = None,
     admin: bool = False,
     routes: tuple[Route, ...] | None = None,
 ) -> ASGIApp:
@@ -43,12 +42,12 @@ def make_app(
     for route in table:
         check(route)
     served = tuple(route for route in table if route.access in wanted)
-    face = Face(service, config, metrics, served)
+    face = Face(service, config, served)
     paths = [
         Path(route.path.replace("{id}", "{id:path}"), Endpoint(face, route), methods=[route.method])
         for route in served
     ]
-    return Access(Router(routes=paths), Table(served), rules(config, admin))
+    return Access(Router(routes=paths), Table(served), rules(config, admin), service.meter)
 
 
 def rules(config: Config, admin: bool) -> Rules:

@@ -12,6 +12,8 @@ import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 
+import msgspec
+
 from trine.core.messages import Ready
 from trine.core.stats import StepStats
 from trine.core.types import Output, Request, Usage
@@ -20,6 +22,7 @@ from . import limits
 from .ask import Count, Delta
 from .catalogue import Refusal, plain
 from .choice import Choice, merge
+from .timing import Meter, Timing
 
 LAST_WORDS = 2.0  # seconds to wait for the usage of a sequence that was told to stop
 
@@ -58,8 +61,11 @@ class Engine(Protocol):
 class Job:
     """Runs once: `async for delta in job.deltas()`."""
 
-    def __init__(self, engine: Engine, requests: list[Request], choices: list[Choice], n: int) -> None:
+    def __init__(
+        self, engine: Engine, requests: list[Request], choices: list[Choice], n: int, meter: Meter | None
+    ) -> None:
         self.engine, self.requests, self.choices, self.n = engine, requests, choices, n
+        self.timings = [Timing(meter, request.arrived) for request in requests]
         self.usages: list[Usage | None] = [None] * len(requests)
         self.running = {request.id for request in requests}
         self.unread: dict[int, Delta] = {choice.index: Delta(choice.index) for choice in choices}
@@ -87,6 +93,8 @@ class Job:
             self.abort()
             for pump in pumps:
                 pump.cancel()
+            for timing in self.timings:
+                timing.finished("error" if self.error else "abort")
 
     def abort(self) -> None:
         """Tell the engine to forget what still runs."""
@@ -94,11 +102,14 @@ class Job:
             self.engine.abort(id)
         self.running.clear()
 
-    def stop(self, error: BaseException) -> None:
-        """End the job with an error once what was made before is read."""
-        self.error = self.error or error
+    def stop(self, error: BaseException) -> bool:
+        """End the job with an error once what was made before is read. False if it has ended."""
+        if self.error or all(choice.finished for choice in self.choices):
+            return False
+        self.error = error
         self.abort()
         self.wake.set()
+        return True
 
     def usage(self) -> Count:
         """Each prompt once, every choice's tokens. What the cache had is what the first of a
@@ -130,7 +141,7 @@ class Job:
                 async for output in outputs:
                     if output.finished:
                         self.running.discard(request.id)
-                        self.usages[choice.index] = output.usage
+                        self._ended(choice, output)
                     if choice.finished is None and self.error is None:
                         self._take(choice, output)
                     if output.finished:
@@ -143,8 +154,17 @@ class Job:
         except Exception as error:
             self.stop(error)
 
+    def _ended(self, choice: Choice, output: Output) -> None:
+        """The engine's last word. A stop string ended the choice before it."""
+        usage = self.usages[choice.index] = output.usage
+        if usage and choice.finished:
+            usage = msgspec.structs.replace(usage, output=choice.count)
+        self.timings[choice.index].finished(choice.finished or output.finished or "", usage)
+
     def _take(self, choice: Choice, output: Output) -> None:
+        before = choice.count
         delta = choice.feed(output)
+        self.timings[choice.index].tokens(choice.count - before)
         self.unread_tokens += len(output.tokens)
         if self.unread_tokens > limits.LAG_TOKENS:
             raise Refusal("slow_reader")

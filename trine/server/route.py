@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -24,17 +24,12 @@ ACCESS = ("inference", "liveness", "admin")  # with a key; without; on the admin
 METHODS = ("GET", "POST")
 
 
-class Metrics(Protocol):
-    def text(self) -> str | bytes: ...
-
-
 @dataclass(slots=True)
 class Face:
     """What routes may use."""
 
     service: Service
     config: Config
-    metrics: Metrics | None = None
     routes: tuple[Route, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -24,10 +24,10 @@ import uvicorn
 from trine.config import Config, environment_keys
 from trine.core.messages import Ready
 from trine.engine.client import EngineClient
-from trine.errors import ConfigError, EngineDead
+from trine.errors import ConfigError
 from trine.log import setup
 from trine.metrics import Metrics
-from trine.text.chat import ChatTemplate
+from trine.text.chat import ChatTemplate, open_template
 from trine.text.tokenizer import Tokenizer
 
 from .app import make_app
@@ -56,33 +56,35 @@ def serve(config: Config, path: Path, *, ready: Announce) -> int:
 
 async def _serve(config: Config, path: Path, ready: Announce) -> int:
     metrics = Metrics()
+    tokenizer = Tokenizer.open(path, open_template(config.chat_template))
+    template = ChatTemplate.of(tokenizer)
     engine = EngineClient(config, path, listener=metrics)
-    tokenizer = Tokenizer.open(path, _template_file(config))
-    template = ChatTemplate.of(tokenizer) if tokenizer.templates else None
     service = Service(
         engine,
         tokenizer,
-        template,
+        template if template.exists else None,
         model=config.served_model_name or config.model,
         max_queue=config.max_queue,
         request_timeout=config.request_timeout,
+        meter=metrics,
     )
     admin = Path(config.admin_socket) if config.admin_socket else engine.folder.path / "admin"
-    front = Front(config, service, metrics, admin)
+    front = Front(config, service, admin)
     try:
         return await front.run(engine, ready)
     finally:
         await engine.close()
+        template.close()
 
 
 class Front:
     """Both listeners over one service."""
 
-    def __init__(self, config: Config, service: Service, metrics: Any, admin: Path) -> None:
+    def __init__(self, config: Config, service: Service, admin: Path) -> None:
         self.config, self.service, self.admin = config, service, admin
         self.apps = [
-            make_app(service, config, metrics=metrics),
-            make_app(service, config, metrics=metrics, admin=True),
+            make_app(service, config),
+            make_app(service, config, admin=True),
         ]
         self.signals = 0
         self.told = asyncio.Event()  # to end
@@ -115,8 +117,11 @@ class Front:
             self.cut.set()
 
     async def _life(self, engine: Any, ready: Announce | None, where: str) -> int:
-        if await self._unless_told(engine.start()) and ready:
-            ready(engine.ready, where, self.config)
+        if await self._unless_told(engine.start()):
+            if self.service.meter:
+                self.service.meter.started(engine.ready)
+            if ready:
+                ready(engine.ready, where, self.config)
         dead = await self._unless_told(engine.ended())
         if not self.told.is_set():
             log.critical("there is no engine any more: %s", dead)
@@ -260,15 +265,3 @@ def raise_descriptors() -> None:
     if soft < wanted:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _template_file(config: Config) -> str | None:
-    if config.chat_template is None:
-        return None
-    try:
-        return Path(config.chat_template).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {config.chat_template}: {error}", "chat_template") from None
-
-
-__all__ = ["EngineDead", "Front", "serve"]

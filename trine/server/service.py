@@ -28,6 +28,7 @@ from .ask import Ask, Delta, Facts
 from .catalogue import Refusal
 from .choice import Choice
 from .job import Engine, Job
+from .timing import Meter
 
 Value = TypeVar("Value")
 ENCODERS = 4  # threads that turn text into tokens
@@ -37,7 +38,14 @@ SHORTEST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT = 1.0, 600.0, 5.0  # seconds of Retry-
 class Template(Protocol):
     """What the service needs of trine.text.chat."""
 
-    async def arender(self, messages: list[dict[str, Any]], **options: Any) -> list[tuple[str, bool]]: ...
+    async def arender(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        kwargs: dict[str, Any] | None = None,
+    ) -> list[tuple[str, bool]]: ...
 
 
 class Service:
@@ -52,10 +60,12 @@ class Service:
         model: str,
         max_queue: int = 1024,
         request_timeout: float = 3600.0,
+        meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine, self.tokenizer, self.template, self.model = engine, tokenizer, template, model
         self.max_queue, self.request_timeout, self.clock = max_queue, request_timeout, clock
+        self.meter = meter
         self.draining = False
         self.jobs: dict[str, Job] = {}  # by id, while they run
         self.live = 0  # sequences asked for and not ended
@@ -99,16 +109,13 @@ class Service:
                 self.idle.set()
 
     def stop(self, id: str, error: BaseException) -> bool:
-        """End one request with an error; False when there is none of that id."""
-        if job := self.jobs.get(id):
-            job.stop(error)
-        return job is not None
+        """End one request with an error; False when none of that id is at work."""
+        job = self.jobs.get(id)
+        return job is not None and job.stop(error)
 
     def stop_all(self, error: BaseException) -> int:
         """End every request with an error; how many there were."""
-        for job in self.jobs.values():
-            job.stop(error)
-        return len(self.jobs)
+        return sum(job.stop(error) for job in self.jobs.values())
 
     def close(self) -> None:
         self.threads.shutdown(wait=False, cancel_futures=True)
@@ -174,7 +181,7 @@ class Service:
                     Request(f"{id}-{index}", prompt, sampling, space=ask.space, arrived=self.clock())
                 )
                 choices.append(self._choice(index, ask))
-        return Job(self.engine, requests, choices, ask.n)
+        return Job(self.engine, requests, choices, ask.n, self.meter)
 
     def _choice(self, index: int, ask: Ask) -> Choice:
         return Choice(

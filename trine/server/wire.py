@@ -77,7 +77,7 @@ class Wire(HttpToolsProtocol):
         if not self.url.startswith(b"/"):  # absolute-form names another host than Host does
             raise ValueError("the target is not in origin-form")
         super().on_headers_complete()
-        self.scope["state"]["sever"] = self.transport.abort
+        self.scope.setdefault("state", {})["sever"] = self.transport.abort
 
     def on_body(self, body: bytes) -> None:
         if self.deaf:

@@ -55,9 +55,8 @@ async def load(face: Face, request: Request) -> ASGIApp:
 
 
 async def metrics(face: Face, request: Request) -> ASGIApp:
-    text = face.metrics.text() if face.metrics else ""
-    raw = text if isinstance(text, bytes) else text.encode()
-    return Raw(raw, b"text/plain; version=0.0.4; charset=utf-8")
+    meter = face.service.meter
+    return Raw(meter.text() if meter else b"", b"text/plain; version=0.0.4; charset=utf-8")
 
 
 async def openapi(face: Face, request: Request) -> ASGIApp:
