@@ -69,9 +69,11 @@ class Cache:
         self._make(seq)
         return copies
 
-    def fit(self, seq: Sequence, length: int, keep: list[int] | None = None) -> int:
-        """The greatest length, at most `length`, that `extend` could reach, leaving `keep` of each room."""
-        room = min(pool.room - (keep[g] if keep else 0) for g, pool in enumerate(self.pools))
+    def fit(self, seq: Sequence, length: int, most: list[int] | None = None) -> int:
+        """The greatest length, at most `length`, that `extend` could reach with `most` pages of each group."""
+        room = min(pool.room for pool in self.pools)
+        if most is not None:
+            room = min(room, *most)
         return min(length, (len(seq.pages[0]) + max(0, room)) * self.size)
 
     def extend(self, seq: Sequence, length: int) -> list[Change] | None:
@@ -154,17 +156,20 @@ class Cache:
         usable = (len(seq.tokens) - 1) // self.size
         return self.tree.match(root, seq.tokens.tobytes(), usable)[1] * self.size
 
-    def lacks(self, seq: Sequence, length: int, group: int) -> int:
-        """Pages it must still get in this group, with others going on, to come to `length` tokens."""
-        pages, table, window = -(-length // self.size), len(seq.pages[group]), self.pools[group].window
-        if not window:
-            return max(0, pages - table)
-        return max(0, min(pages, window + 1) - (table - max(0, seq.computed // self.size - window)))
+    def held(self, seq: Sequence, group: int) -> int:
+        """Pages of a group in its table, shared ones too."""
+        window = self.pools[group].window
+        behind = max(0, seq.computed // self.size - window) if window else 0
+        return len(seq.pages[group]) - behind
+
+    def needs(self, length: int, group: int) -> int:
+        """Pages that a sequence needs to go on, one token at a time, until it has `length` tokens."""
+        pages, window = -(-length // self.size), self.pools[group].window
+        return min(pages, window + 1) if window else pages
 
     def smallest(self, length: int) -> list[tuple[int, int]]:
         """By group: pages that a sequence of `length` tokens needs, alone, and pages there are."""
-        pages = -(-length // self.size)
-        return [(min(pages, p.window + 1) if p.window else pages, p.total) for p in self.pools]
+        return [(self.needs(length, group), pool.total) for group, pool in enumerate(self.pools)]
 
     def view(self, live: Iterable[Sequence] = ()) -> View:
         """Memory in numbers."""

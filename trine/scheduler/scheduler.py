@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from itertools import islice, repeat
 
 from trine.cache.manager import Cache, Change
+from trine.cache.pages import PagePool
 from trine.core.stats import StepStats
 from trine.core.types import (
     Batch,
@@ -213,8 +214,9 @@ class Scheduler:
     def _pages(self, work: Work, seq: Sequence, count: int, drafts: int) -> tuple[int, int]:
         """Get pages for a row, from younger ones if need be; the row shrinks to what there is."""
         cache, planned = self.cache, seq.planned
-        keep = self._others(work, seq) if self.sure and cache.windows else None
-        while (reach := cache.fit(seq, planned + count + drafts, keep)) <= planned:
+        others = self._others(work, seq) if self.sure and cache.windows else None
+        most = None if others is None else self._most(others, seq)
+        while (reach := cache.fit(seq, planned + count + drafts, most)) <= planned:
             victim = None if self.sure else self.policy.victim(self.running, seq)
             if victim is None or victim in work.seqs:
                 return 0, 0
@@ -224,8 +226,8 @@ class Scheduler:
         changes = cache.extend(seq, planned + count + drafts)
         assert changes is not None
         work.grants += [Grant(seq.slot, *change) for change in changes]
-        if keep is not None:
-            self._owe(work, seq, keep)
+        if others is not None:
+            work.owed = [other + self._claim(seq, group) for group, other in enumerate(others)]
         return count, drafts
 
     # ---- making room --------------------------------------------------------------------
@@ -243,25 +245,38 @@ class Scheduler:
         self.counts.preemptions += 1
         insort(self.waiting, seq, key=_ticket)
 
-    def _goal(self, seq: Sequence) -> int:
-        """The length to which pages must be sure: the tokens there are, or all it may have."""
-        return seq.limit - 1 if self.sure else len(seq.tokens)
+    def _claim(self, seq: Sequence, group: int) -> int:
+        """Pages that must be had for it: to come to the tokens there are, or to all it may have.
+
+        Of a window group, a sure one claims its whole share, shared pages or not: those it gives
+        back, and others may hold them on."""
+        cache = self.cache
+        if not self.sure:
+            return max(0, cache.needs(len(seq.tokens), group) - cache.held(seq, group))
+        needs, held = cache.needs(seq.limit - 1, group), cache.held(seq, group)
+        return max(needs, held) if cache.pools[group].window else max(0, needs - held)
+
+    def _supply(self, pool: PagePool) -> int:
+        """What claims are set against."""
+        return pool.total if self.sure and pool.window else pool.room
 
     def _owed(self, work: Work) -> list[int]:
+        """By group, the claims of all that run."""
         if work.owed is None:
-            cache = self.cache
-            groups = range(len(cache.pools))
-            work.owed = [sum(cache.lacks(s, self._goal(s), g) for s in self.running) for g in groups]
+            groups = range(len(self.cache.pools))
+            work.owed = [sum(self._claim(seq, group) for seq in self.running) for group in groups]
         return work.owed
 
     def _others(self, work: Work, seq: Sequence) -> list[int]:
-        """By group, pages that must be left for the others that run."""
-        goal = self._goal(seq)
-        return [owed - self.cache.lacks(seq, goal, g) for g, owed in enumerate(self._owed(work))]
+        """By group, the claims of all that run but one."""
+        return [owed - self._claim(seq, group) for group, owed in enumerate(self._owed(work))]
 
-    def _owe(self, work: Work, seq: Sequence, others: list[int]) -> None:
-        goal = self._goal(seq)
-        work.owed = [other + self.cache.lacks(seq, goal, g) for g, other in enumerate(others)]
+    def _most(self, others: list[int], seq: Sequence) -> list[int]:
+        """By group, pages that a sure sequence may take so that the claims of `others` still hold."""
+        return [
+            pool.total - others[g] - self.cache.held(seq, g) if pool.window else pool.room
+            for g, pool in enumerate(self.cache.pools)
+        ]
 
     # ---- admission ----------------------------------------------------------------------
     def _admit(self, work: Work) -> None:
@@ -289,18 +304,18 @@ class Scheduler:
 
     def _fits(self, work: Work, seq: Sequence) -> bool:
         """Whether there is room for it beside those that run; if so, it has pages for its first row."""
-        cache, keep = self.cache, None
+        cache, most = self.cache, None
         if self.running:
-            keep = self._owed(work)
+            owed = self._owed(work)
             # Each time it was preempted it wants twice the room to spare, so that it seldom is again.
             spare = 0 if self.sure else len(self.running) << min(seq.life, 24)
-            goal = self._goal(seq)
             for group, pool in enumerate(cache.pools):
-                need = keep[group] + cache.lacks(seq, goal, group)
-                if pool.room < need + (0 if pool.window else spare):
+                wanted = owed[group] + self._claim(seq, group) + (0 if pool.window else spare)
+                if self._supply(pool) < wanted:
                     return False
+            most = self._most(owed, seq) if self.sure and cache.windows else None
         want = seq.planned + min(seq.todo, work.left)
-        reach = cache.fit(seq, want, keep)
+        reach = cache.fit(seq, want, most)
         return reach > seq.planned and cache.extend(seq, reach) is not None
 
     def _join(self, work: Work, seq: Sequence) -> None:
@@ -328,8 +343,7 @@ class Scheduler:
         if sample:
             seq.promised, seq.guessed = 1, True
         if work.owed is not None:
-            goal = self._goal(seq)
-            work.owed = [owed + self.cache.lacks(seq, goal, g) for g, owed in enumerate(work.owed)]
+            work.owed = [owed + self._claim(seq, group) for group, owed in enumerate(work.owed)]
 
     # ---- what became of a batch ---------------------------------------------------------
     def commit(self, rows: list[Row], seqs: list[Sequence], lives: list[int], result: Result) -> list[Output]:
@@ -350,8 +364,8 @@ class Scheduler:
                 seq.computed += count
                 seq.planned -= missed
             if wanted:
-                outputs.append(self._take(seq, tokens, shown))
-                if seq.status is finished:
+                outputs.append(output := self._take(seq, tokens, shown))
+                if output.finished is not None:
                     continue
             if fresh:
                 if seq in maker:
