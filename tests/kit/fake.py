@@ -186,7 +186,7 @@ class FakeExecutor:
             place = self.places[grant.slot]
             pages = place.pages[grant.group]
             assert 0 <= grant.first <= len(pages), f"a hole in the page table: {grant}"
-            self.seen["corrections"] += grant.first < len(pages)
+            self.seen["corrections"] += grant.first < len(pages) and any(grant.pages)
             pages[grant.first : grant.first + len(grant.pages)] = grant.pages
         for write in batch.writes:
             place = self.places[write.slot]
@@ -229,6 +229,7 @@ class FakeExecutor:
         first = [max(0, start - w + 1) if w else 0 for w in self.model.windows]
         cells = [self._look(place, group, low, end, row.slot) for group, low in enumerate(first)]
         self.seen["tokens"] += row.count
+        self.seen["rows"] += 1
         return Read(row, place, end, inputs, cells, first)
 
     def _write(self, kv: list[list[int]], pages: list[int], start: int, cells: list[int]) -> None:

@@ -53,7 +53,7 @@ class ToyGrammars:
         if rule == 0:
             return FREE
         if rule == 4:
-            return max(0, 5 - len(output) % 8)
+            return max(0, 4 - len(output) % 8)  # with 4, `next` tells what follows the one between
         return int(rule != 3 and allowed(rule, output) is None)  # rule 3 never says in advance
 
     def next(self, request: Request, output: Sequence[int]) -> Next:

@@ -57,13 +57,13 @@ def draw(seed: int) -> Scenario:
     rng = random.Random(seed)
     size = rng.choice([1, 2, 3, 4, 4, 8, 16])
     max_len = rng.choice([12, 24, 40, 40, 60, 90])
-    budget = rng.choice([1, 2, 3, 5, 8, 16, 40, 64])
+    budget = rng.choice([1, 2, 4, 8, 12, 16, 24, 32, 40, 64])
     drafts = rng.choice([0, 0, 0, 1, 2, 3])
     s = Scenario(
         seed=seed,
         page_size=size,
-        groups=_groups(rng, size, max_len, budget, drafts),
-        slots=rng.randint(1, 8),
+        groups=_groups(rng, size, max_len),
+        slots=rng.choice([1, 2, 3, 4, 5, 6, 8, 8]),
         budget=budget,
         max_len=max_len,
         asks=[],
@@ -77,7 +77,9 @@ def draw(seed: int) -> Scenario:
         poll=rng.random() < 0.3,
         eos=rng.choice([[], [3], [3, 4]]),
     )
-    s.asks = _asks(rng, s)
+    if crowded := rng.random() < 0.35:
+        _crowd(rng, s)
+    s.asks = _asks(rng, s, crowded)
     last = max(a.at for a in s.asks)
     if rng.random() < 0.15:
         s.flushes = [rng.randrange(last + 30) for _ in range(rng.randint(1, 3))]
@@ -86,26 +88,37 @@ def draw(seed: int) -> Scenario:
     return s
 
 
-def _groups(rng: random.Random, size: int, max_len: int, budget: int, drafts: int) -> list[Group]:
+def _crowd(rng: random.Random, s: Scenario) -> None:
+    """More who run than memory holds to their ends: the weather of preemption."""
+    s.slots, s.budget, s.max_len = rng.randint(5, 8), rng.choice([12, 20, 40]), rng.choice([30, 40, 60])
+    s.page_size = rng.choice([1, 2, 4])
+    s.groups = [Group(1 + -(-s.max_len // s.page_size) + rng.randint(0, 8), g.window) for g in s.groups]
+
+
+def _groups(rng: random.Random, size: int, max_len: int) -> list[Group]:
     """One to three kinds of KV; pools from barely enough for one longest sequence to plenty."""
     groups = []
     for index in range(rng.choice([1, 1, 1, 2, 2, 3])):
         windowed = rng.random() < (0.15 if index == 0 else 0.85)
         window = rng.choice([1, 2, size, size + 1, 2 * size, 7, 16]) if windowed else 0
-        extra = rng.choice([0, 0, 1, 2, 4, 8, 20, 60])
-        groups.append(Group(1 + -(-max_len // size) + extra, window))
+        need = -(-max_len // size)
+        if windowed and rng.random() < 0.5:
+            need = min(need, -(-window // size) + 1)
+        groups.append(Group(1 + need + rng.choice([0, 0, 1, 2, 3, 5, 8, 12, 30]), window))
     return groups
 
 
-def _asks(rng: random.Random, s: Scenario) -> list[Ask]:
+def _asks(rng: random.Random, s: Scenario, crowded: bool) -> list[Ask]:
     """Requests with stems in common, whose lengths lie about page borders."""
     stems = [[rng.randrange(VOCAB) for _ in range(_border(rng, s))] for _ in range(rng.randint(1, 3))]
     spaces, rules = rng.choice([1, 1, 2, 3]), rng.choice([0, 0, 1, 2, 3, 4])
-    pace, cut = rng.choice([0, 0, 1, 3, 10]), rng.random() < 0.3
+    if crowded:
+        stems = [stem[: rng.randint(1, 6)] for stem in stems]
+    pace, cut = rng.choice([0, 0, 0, 1, 2, 8]), rng.random() < 0.3
     leaving, ranked = rng.random() < 0.3, rng.random() < 0.2
     asks: list[Ask] = []
     step = 0
-    for _ in range(rng.randint(1, 9)):
+    for _ in range(rng.randint(1, 12)):
         step += rng.randint(0, pace)
         tokens = rng.choice(stems)[:]
         if cut and rng.random() < 0.5:
@@ -118,7 +131,7 @@ def _asks(rng: random.Random, s: Scenario) -> list[Ask]:
                     id=f"r{len(asks)}",
                     at=step,
                     tokens=tokens[: s.max_len - 1],
-                    sampling=_sampling(rng, space),
+                    sampling=_sampling(rng, space, crowded),
                     space=space,
                     priority=rng.randint(-1, 1) if ranked else 0,
                     rule=rules if rng.random() < 0.6 else 0,
@@ -137,16 +150,16 @@ def _border(rng: random.Random, s: Scenario) -> int:
     return max(1, min(length, s.max_len - 1))
 
 
-def _sampling(rng: random.Random, space: int) -> Sampling:
+def _sampling(rng: random.Random, space: int, long: bool) -> Sampling:
     """The fake device reads a tenant's number from `top_k`: nothing else of a space reaches it."""
-    most = rng.choice([1, 2, rng.randint(1, 30), rng.randint(1, 30)])
+    most = rng.randint(15, 40) if long else rng.choice([1, 2, rng.randint(1, 30), rng.randint(1, 30)])
     return Sampling(
         temperature=rng.choice([0.0, 1.0]),
         seed=rng.randrange(3),
         top_k=space,
         max_tokens=most,
         min_tokens=rng.choice([0, 0, 0, rng.randint(0, most)]),
-        stop_ids=tuple(rng.choice([(), (), (7,), (11, 20)])),
-        ignore_eos=rng.random() < 0.2,
+        stop_ids=rng.choice([(), (), (), (7,)] if long else [(), (), (7,), (11, 20)]),
+        ignore_eos=rng.random() < (0.8 if long else 0.2),
         logprobs=rng.choice([None, None, None, 0]),
     )

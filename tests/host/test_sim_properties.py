@@ -1,0 +1,190 @@
+"""What the engine core promises, each on a scenario of its own, on the fake device."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.kit import workload
+from tests.kit.engine import Kit, fake_kit
+from trine.core.types import Group, Output, Request, Sampling
+
+ENDS = Sampling(temperature=0.0, seed=0, max_tokens=4)
+
+
+def ask(name: str, tokens: list[int], space: str = "", **sampling: object) -> Request:
+    values = {"temperature": 0.0, "seed": 0, "max_tokens": 4, "top_k": int(space or 0)} | sampling
+    return Request(id=name, tokens=tokens, sampling=Sampling(**values), space=space)
+
+
+def drain(kit: Kit) -> list[Output]:
+    """All outputs until nothing is left to do, the cache checked after each step."""
+    outputs: list[Output] = []
+    while kit.engine.busy:
+        outputs += kit.engine.step()
+        kit.cache.check(list(kit.scheduler.running))
+    return outputs
+
+
+def answer(kit: Kit, request: Request) -> Output:
+    """The last output of a request that runs alone."""
+    kit.engine.add(request)
+    return drain(kit)[-1]
+
+
+def prompt(length: int, seed: int = 1) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(50) for _ in range(length)]
+
+
+@pytest.mark.parametrize("size", [1, 3, 4, 16])
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_wholly_cached_prompt_computes_one_token(size: int, more: int) -> None:
+    """Also when it ends at a page border, where nothing of the last page is missing."""
+    kit = fake_kit(page_size=size, max_len=100)
+    tokens = prompt(3 * size + more if 3 * size + more > 1 else 2)
+    answer(kit, ask("first", tokens, max_tokens=2 * size + 2))
+    before = kit.device.seen["tokens"]
+    usage = answer(kit, ask("again", tokens, max_tokens=1)).usage
+    assert kit.device.seen["tokens"] - before == 1
+    assert usage and usage.cached == len(tokens) - 1
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_siblings_that_arrive_together_compute_their_prefix_once(depth: int) -> None:
+    kit = fake_kit(slots=32, budget=256, max_len=1100, groups=[Group(3000)], depth=depth)
+    stem = prompt(1024)
+    for i in range(32):
+        kit.engine.add(ask(f"r{i}", [*stem, i], max_tokens=1))
+    drain(kit)
+    assert kit.device.seen["tokens"] <= 1024 + 32
+    assert kit.engine.stats().computed_tokens <= 1024 + 32
+
+
+def test_samples_of_a_long_prompt_take_a_quarter_of_the_pages() -> None:
+    """n = 8 on 2,048 tokens against eight requests that share nothing."""
+
+    def most_pages(spaces: list[str]) -> int:
+        kit = fake_kit(slots=8, budget=512, max_len=2200, groups=[Group(8 * 140)])
+        for i, space in enumerate(spaces):
+            kit.engine.add(ask(f"r{i}", prompt(2048), space, temperature=1.0, seed=i, max_tokens=40))
+        most = 0
+        while kit.engine.busy:
+            kit.engine.step()
+            most = max(most, kit.engine.stats().held)
+        return most
+
+    assert 4 * most_pages([""] * 8) <= most_pages([str(i) for i in range(8)])
+
+
+def _crowd(policy: str, seed: int) -> tuple[int, int]:
+    """Three documents, asked about in turn, where only one and a half fit: (computed tokens, steps)."""
+    kit = fake_kit(policy=policy, slots=2, budget=64, max_len=120, page_size=4, groups=[Group(60)])
+    stems, rng = [prompt(90, s) for s in range(3)], random.Random(seed)
+    order = [i % 3 for i in range(36)]
+    rng.shuffle(order)
+    for i, stem in enumerate(order):
+        kit.engine.add(ask(f"r{i}", [*stems[stem], i], max_tokens=3))
+    steps = 0
+    while kit.engine.busy:
+        kit.engine.step()
+        steps += 1
+    return kit.device.seen["tokens"], steps
+
+
+def test_the_prefix_policy_computes_less_in_a_tiny_pool() -> None:
+    prefix = sum(_crowd("prefix", s)[0] for s in range(5))
+    fcfs = sum(_crowd("fcfs", s)[0] for s in range(5))
+    assert prefix < 0.7 * fcfs, (prefix, fcfs)
+
+
+def test_the_prefix_policy_starves_nobody() -> None:
+    """A stranger's turn comes although better matches never stop arriving."""
+    kit = fake_kit(policy="prefix", slots=1, budget=64, max_len=120, page_size=4, groups=[Group(60)])
+    stem = prompt(60)
+    kit.engine.add(ask("r0", [*stem, 0]))
+    for _ in range(3):
+        kit.engine.step()
+    kit.engine.add(ask("stranger", prompt(70, seed=9)))
+    for i in range(1, 4000):
+        if len(kit.scheduler.waiting) < 4:
+            kit.engine.add(ask(f"r{i}", [*stem, i % 50]))
+        if any(o.id == "stranger" and o.finished for o in kit.engine.step()):
+            return
+    pytest.fail("the stranger still waits")
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "prefix"])
+def test_no_evict_never_preempts(policy: str) -> None:
+    """The same crowd is preempted when memory is filled to the brim, so the test can fail."""
+    preempted = {}
+    for capacity in ("max-use", "no-evict"):
+        kit = fake_kit(
+            policy=policy, capacity=capacity, slots=8, max_len=64, page_size=4, groups=[Group(1 + 16 + 10)]
+        )
+        for i in range(24):
+            kit.engine.add(ask(f"r{i}", prompt(10, seed=i), temperature=1.0, seed=i, max_tokens=40))
+        drain(kit)
+        preempted[capacity] = kit.engine.stats().preemptions
+    assert preempted["max-use"] > 0
+    assert preempted["no-evict"] == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("after", range(0, 14, 2))
+def test_an_abort_frees_everything_within_one_step(depth: int, after: int) -> None:
+    kit = fake_kit(depth=depth, budget=8, max_len=80, page_size=4, lazy=True)
+    kit.engine.add(ask("r", prompt(30), max_tokens=40))
+    for _ in range(after):
+        kit.engine.step()
+    kit.engine.abort("r")
+    outputs = kit.engine.step()
+    assert [(o.id, o.finished) for o in outputs] == [("r", "abort")]
+    assert outputs[0].usage and outputs[0].usage.prompt == 30
+    stats = kit.engine.stats()
+    assert (stats.running, stats.waiting, stats.held) == (0, 0, 0)
+    assert drain(kit) == []
+    kit.engine.flush()
+    assert len(kit.free(0)) == kit.engine.stats().pages
+
+
+def test_tenants_never_share() -> None:
+    """Neither pages nor what a cache hit would tell of another's prompt."""
+    kit = fake_kit(max_len=100, tag=lambda s: s.top_k)
+    for space in ("1", "2", "3"):
+        usage = answer(kit, ask(f"r{space}", prompt(80), space)).usage
+        assert usage and usage.cached == 0
+    usage = answer(kit, ask("again", prompt(80), "2")).usage
+    assert usage and usage.cached == 79
+
+
+def test_little_memory_is_wasted_on_a_mixed_load() -> None:
+    """64 requests at once of a realistic mix of lengths, page 16: positions held and not filled."""
+    run = workload.Run(6000).drain(workload.requests(128))
+    used, reserved = run.full
+    assert reserved > 0, "never 64 at once"
+    assert 1 - used / reserved < 0.04, (used, reserved)
+
+
+def test_older_ways_take_more_steps() -> None:
+    """Continuous batching and pages earn what the report says they do."""
+    for rows in workload.compare(70).values():
+        ours, theirs = rows.values()
+        assert ours["steps"] < theirs["steps"]
+        assert ours["output_tokens"] == theirs["output_tokens"]
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 5, 11])
+def test_a_replay_goes_on_where_the_client_is(emitted: int) -> None:
+    request = ask("r", prompt(20), temperature=1.0, max_tokens=12, min_tokens=12)
+    kit = fake_kit(max_len=100)
+    kit.engine.add(request)
+    whole = [t for o in drain(kit) for t in o.tokens]
+    again = Request("r", request.tokens + whole[:emitted], request.sampling, emitted=emitted)
+    kit = fake_kit(max_len=100)
+    kit.engine.add(again)
+    outputs = drain(kit)
+    assert [t for o in outputs for t in o.tokens] == whole[emitted:]
+    usage = outputs[-1].usage
+    assert usage and (usage.prompt, usage.output) == (20, 12)

@@ -1,0 +1,231 @@
+"""One run of a scenario: the real engine core on the fake device, watched after every step.
+
+What is checked, by the names of the reliability plan: I1-I3 and I5 by `Cache.check`, I4 and I6 by
+the device (it reads back what it wrote), I7 budget and seats, I8 bounded overtaking, I9 progress,
+I10 one end, I11 a prefix of the oracle's answer, I12 usage, I13 and I15 nothing left, I14 forced
+tokens are the grammar's. It does not know how the engine decides.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import msgspec
+
+from trine.core.types import Output, Request
+
+from .engine import Kit, build
+from .oracle import oracle
+from .scenario import Ask, Scenario, draw
+
+IDLE = 4  # turns in a row in which nothing moves although there is work: stuck
+POLLED = 60  # the same when a turn may choose to do nothing
+
+
+@dataclass(slots=True)
+class Stream:
+    """What the client of one request has seen, and what it should see."""
+
+    ask: Ask
+    want: list[int]
+    why: str
+    got: list[int] = field(default_factory=list)
+    came: int = -1  # step of arrival
+    left: int = -1  # step of the abort
+    finished: str | None = None
+
+
+class Simulation:
+    """`run()` returns what happened, by count; an AssertionError is a fault of the core."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.s = scenario
+        self.rng = random.Random(scenario.seed)
+        self.kit: Kit = build(scenario, self.rng)
+        self.seen: Counter[str] = Counter()
+        self.step = 0
+        self.idle = 0
+        self.due = sorted(map(self._stream, scenario.asks), key=lambda t: t.ask.at, reverse=True)
+        self.open: dict[str, Stream] = {}  # sent and not ended
+        self.free: list[set[int]] = [set() for _ in scenario.groups]
+        self.bound = 200 + 12 * sum(len(t.ask.tokens) + len(t.want) + 4 for t in self.due)
+
+    def _stream(self, ask: Ask) -> Stream:
+        sampling = ask.sampling
+        if not sampling.ignore_eos:
+            sampling = msgspec.structs.replace(sampling, stop_ids=sampling.stop_ids + tuple(self.s.eos))
+        model = self.kit.device.model
+        return Stream(ask, *oracle(model, ask.tokens, sampling, self.s.max_len, ask.space, ask.rule))
+
+    def run(self) -> Counter[str]:
+        while self.due or self.open or self.kit.engine.busy:
+            self.events()
+            before = self._mark()
+            outputs = self.turn()
+            for output in outputs:
+                self.hear(output)
+            self.audit()
+            self.idle = 0 if outputs or self._mark() != before or not self.open else self.idle + 1
+            assert self.idle < (POLLED if self.s.poll else IDLE), f"no progress, with {len(self.open)} open"
+            self.step += 1
+            assert self.step < self.bound, f"{len(self.open)} still open after {self.step} steps"
+        self.end()
+        self._cover()
+        return self.seen
+
+    def _mark(self) -> tuple[int, int, int]:
+        device = self.kit.device
+        return device.step, len(device.queue), len(device.results)
+
+    # ---- what happens from outside ------------------------------------------------------
+    def events(self) -> None:
+        while self.due and self.due[-1].ask.at <= self.step:
+            self.send(self.due.pop())
+        for stream in list(self.open.values()):
+            if stream.left < 0 and self._leaves(stream):
+                stream.left = self.step
+                self.kit.engine.abort(stream.ask.id)
+                self.seen["aborts"] += 1
+        if self.step in self.s.flushes:
+            self.kit.engine.flush()
+            self.seen["flushes"] += 1
+        if self.step in self.s.losses:
+            self.lose()
+
+    def _leaves(self, stream: Stream) -> bool:
+        ask = stream.ask
+        return (0 <= ask.abort <= len(stream.got)) or (0 <= ask.patience <= self.step - stream.came)
+
+    def send(self, stream: Stream) -> None:
+        """A new request, or the replay of one whose engine was lost."""
+        ask, again = stream.ask, stream.came >= 0
+        stream.came = stream.came if again else self.step
+        self.open[ask.id] = stream
+        self.kit.grammars.rules[ask.id] = ask.rule
+        self.kit.engine.add(
+            Request(
+                id=ask.id,
+                tokens=ask.tokens + stream.got,
+                sampling=ask.sampling,
+                emitted=len(stream.got),
+                space=str(ask.space),
+                priority=ask.priority,
+                arrived=float(ask.at),
+            )
+        )
+
+    def lose(self) -> None:
+        """The engine process dies with its device; the front replays what it has not ended."""
+        self._cover()
+        self.kit = build(self.s, self.rng)
+        self.free = [set() for _ in self.s.groups]
+        self.seen["losses"] += 1
+        lost, self.open = list(self.open.values()), {}
+        for stream in lost:
+            if stream.left >= 0:
+                stream.finished = "abort"
+            else:
+                self.send(stream)
+                self.seen["replays"] += bool(stream.got)
+
+    # ---- one turn -----------------------------------------------------------------------
+    def turn(self) -> list[Output]:
+        engine = self.kit.engine
+        if not self.s.poll:
+            return engine.step()
+        while self.rng.random() < 0.8 and engine.launch():
+            pass
+        return engine.collect() if engine.busy and engine.ready() else []
+
+    def hear(self, output: Output) -> None:
+        stream = self.open.get(output.id)
+        assert stream, f"an output for {output.id}, which is not open: {output}"
+        stream.got += output.tokens
+        assert stream.got == stream.want[: len(stream.got)], (
+            f"{output.id}: {stream.got} is not of {stream.want}"
+        )
+        if output.logprobs is not None:
+            assert stream.ask.sampling.logprobs is not None
+            assert [p.token for p in output.logprobs] == output.tokens, output
+        if output.finished is None:
+            assert output.tokens, f"an empty output: {output}"
+            return
+        stream.finished = output.finished
+        del self.open[output.id]
+        self._ended(stream, output)
+
+    def _ended(self, stream: Stream, output: Output) -> None:
+        if stream.left >= 0:
+            assert output.finished == "abort", f"aborted, and then {output}"
+        else:
+            assert output.finished == stream.why, f"{output} should end by {stream.why}"
+            assert stream.got == stream.want
+        usage = output.usage
+        assert usage is not None, f"no usage: {output}"
+        assert usage.prompt == len(stream.ask.tokens), usage
+        assert usage.output == len(stream.got), f"{usage}, and {len(stream.got)} tokens came"
+        assert 0 <= usage.cached < usage.prompt or (usage.cached == usage.prompt and self.s.losses), usage
+        self.seen["preemptions"] += usage.preemptions
+        self.seen["cached tokens"] += usage.cached
+        if self.s.capacity == "no-evict":
+            assert usage.preemptions == 0, "no-evict preempted"
+
+    # ---- after each turn ----------------------------------------------------------------
+    def audit(self) -> None:
+        kit = self.kit
+        running = kit.scheduler.running
+        kit.cache.check(list(running))
+        assert len(running) <= self.s.slots
+        for stream in self.open.values():
+            if stream.left >= 0:
+                assert stream.ask.id not in kit.scheduler.live, f"{stream.ask.id} lives on after its abort"
+                assert self.s.poll or stream.left == self.step, f"{stream.ask.id} hears nothing of its abort"
+        for sequence in running:
+            stream = self.open.get(sequence.request.id)
+            assert stream, f"{sequence.request.id} runs and is not open"
+        for group in range(len(self.s.groups)):
+            now = set(kit.free(group))
+            if fresh := now - self.free[group]:
+                kit.device.poison(group, sorted(fresh))
+            self.free[group] = now
+
+    def end(self) -> None:
+        """All zero: nothing is kept for ended requests, and what the tree holds can be dropped."""
+        kit = self.kit
+        assert not kit.engine.busy
+        assert all(t.finished for t in self.open.values())
+        kit.engine.flush()
+        kit.cache.check([])
+        for index, group in enumerate(self.s.groups):
+            assert sorted(kit.free(index)) == list(range(1, group.pages)), f"pages of group {index} are kept"
+        assert kit.left() == [], f"kept at the end: {kit.left()}"
+
+    def _cover(self) -> None:
+        self.seen += self.kit.device.seen
+
+
+def simulate(scenario: Scenario) -> Counter[str]:
+    """Run one scenario; a fault names the line that repeats it."""
+    simulation = Simulation(scenario)
+    try:
+        seen = simulation.run()
+    except Exception as error:
+        error.add_note(f"step {simulation.step}; again: python tools/sim.py --seed {scenario.seed}")
+        raise
+    seen["steps"] += simulation.step
+    return seen
+
+
+def run_seed(seed: int) -> Counter[str]:
+    return simulate(draw(seed))
+
+
+def hunt(first: int, steps: int) -> Counter[str]:
+    """Seeds from `first` on, until so many steps are done or one has a fault."""
+    seen: Counter[str] = Counter()
+    while seen["steps"] < steps:
+        seen += run_seed(first)
+        first += 1
+    return seen
