@@ -94,20 +94,17 @@ def test_ragged_rows_equal_the_formula(
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("window", [0, 300])
-@pytest.mark.parametrize("dim", [16, 64, 80])
+@pytest.mark.parametrize(("threads", "window", "dim"), [(1, 0, 16), (1, 300, 64), (1, 0, 80), (2, 300, 64)])
 def test_no_bit_depends_on_company_or_pieces(name: str, threads: int, window: int, dim: int) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         want = Want(9, 3, head_dim=dim, page_size=16, window=window)
-        data = tokens(want, [1, 17, 258, 700, 515])
+        data = tokens(want, [1, 17, 258, 515])
         whole = Bench(name, want)
         alone = {row: whole.run(data, [(row, len(data[row][0]))])[row] for row in data}
-        for seed in (1, 2):
-            mixed = random_steps(Bench(name, want, seed), data, seed)
-            assert all(torch.equal(mixed[row], alone[row]) for row in data)
+        mixed = random_steps(Bench(name, want, seed=1), data, seed=dim)
+        assert all(torch.equal(mixed[row], alone[row]) for row in data)
     finally:
         torch.set_num_threads(before)
 

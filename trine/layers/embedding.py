@@ -1,0 +1,35 @@
+"""Token ids to vectors."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .part import Part
+
+
+class Embedding(Part):
+    """A table of vectors, looked up by token.
+
+    With int8 products the table keeps the dtype it has in the checkpoint: look-ups cost nothing, so there is
+    no reason to lose precision here."""
+
+    def __init__(self, vocab: int, size: int, dtype: str) -> None:
+        super().__init__()
+        self.vocab, self.size = vocab, size
+        self.dtypes = (
+            {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16} if dtype == "int8" else {}
+        )
+        self.default = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+        self.weight = torch.empty(0, size)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.weight.index_select(0, ids).float()
+
+    def wants(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": (self.vocab, self.size)}
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        kept = tensor.to(self.dtypes.get(tensor.dtype, self.default))
+        # A checkpoint may hand out a view of its file, which must not outlive it.
+        self.weight = kept.clone() if kept.data_ptr() == tensor.data_ptr() else kept

@@ -1,0 +1,83 @@
+"""One Linear: several merged weights, one product. It does not know how weights are stored or multiplied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trine.errors import Unsupported
+from trine.parallel.mesh import Mesh
+from trine.quant.base import Quant
+
+from .part import Part
+
+
+class Linear(Part):
+    """y = x W^T + b.
+
+    `outs` are groups of sizes. Each size is a weight of its own in a checkpoint; all are one product; each
+    group comes out as one tensor: `[[q, k], [v]]` gives q and k side by side, and v.
+    `split`: "out" divides the outputs over the tensor axis, "in" the inputs (and sums the result)."""
+
+    def __init__(
+        self,
+        ins: int,
+        outs: Sequence[Sequence[int]],
+        split: str | None,
+        bias: bool,
+        quant: Quant,
+        mesh: Mesh,
+    ) -> None:
+        super().__init__()
+        if mesh.tensor.size > 1:
+            raise Unsupported("weights cannot be divided yet: the tensor axis must be of size one")
+        self.ins, self.split, self.quant, self.axis = ins, split, quant, mesh.tensor
+        self.parts = [size for group in outs for size in group]
+        self.starts = [0, *accumulate(self.parts)]
+        self.groups = [sum(group) for group in outs]
+        self.outs = sum(self.parts)
+        self.weight: Any = None
+        self.scale: Tensor | None = None
+        self.bias = torch.empty(self.outs) if bias else None
+
+    def forward(self, x: Tensor) -> Any:
+        y = self.quant.apply(self, x)
+        if self.split == "in":
+            y = self.axis.sum(y)
+        if self.bias is not None:
+            y.add_(self.bias)
+        return y if len(self.groups) == 1 else y.split(self.groups, -1)
+
+    def wants(self) -> dict[str, tuple[int, ...]]:
+        names = [f"{i}." for i in range(len(self.parts))] if len(self.parts) > 1 else [""]
+        sizes = list(zip(names, self.parts, strict=True))
+        found: dict[str, tuple[int, ...]] = {f"{name}weight": (size, self.ins) for name, size in sizes}
+        if self.bias is not None:
+            found |= {f"{name}bias": (size,) for name, size in sizes}
+        return found
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        part, _, kind = name.rpartition(".")
+        start = self.starts[int(part or 0)]
+        if kind == "bias":
+            assert self.bias is not None
+            self.bias[start : start + len(tensor)] = tensor
+            return
+        if self.weight is None:
+            self.quant.create(self)
+        self.quant.load(self, start, tensor)
+
+    def finish(self) -> None:
+        self.quant.finish(self)
+
+    def tie(self, weight: Tensor) -> None:
+        """Take the weight of an embedding instead of one from the checkpoint."""
+        self.quant.tie(self, weight)
+
+    def dequantized(self) -> Tensor:
+        """[outs, ins] float32: the weight that the product multiplies by."""
+        return self.quant.dequantize(self)

@@ -1,0 +1,82 @@
+"""Maker: what a model is made with. It carries dtype, chosen products and backends, mesh: all that would else
+be global state. A model asks it for parts by their sizes and knows no more.
+
+    make = Maker("int8", "pair", attention=[backend for each layer], max_len=8192)
+    model = family("llama").Model(config, make)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trine.errors import Unsupported
+from trine.kernels.attention.base import Attention as Backend
+from trine.kernels.gemm.base import Want
+from trine.parallel.mesh import Mesh
+from trine.registry import get
+
+from .attention import Attention
+from .embedding import Embedding
+from .gated_mlp import GatedMLP
+from .linear import Linear
+from .norm import HeadNorm, Norm
+from .rope import Rope
+
+# How weights are stored -> the file of trine/quant that does it.
+QUANTS = {"int8": "int8", "float32": "none", "bfloat16": "none"}
+
+
+class Maker:
+    """Makes parts. One for each model."""
+
+    def __init__(
+        self,
+        dtype: str,
+        product: str,
+        mesh: Mesh | None = None,
+        attention: Sequence[Backend] = (),
+        *,
+        max_len: int = 4096,
+        invariant: bool = True,
+        fused: str = "reference",
+    ) -> None:
+        if dtype not in QUANTS:
+            raise Unsupported(f"weights cannot be kept as {dtype!r}; there are: {', '.join(QUANTS)}")
+        self.dtype, self.max_len = dtype, max_len
+        self.mesh = mesh or Mesh()
+        self.backends = attention  # by layer
+        self.ropes: dict[tuple[Any, ...], Rope] = {}
+        self.fused = get("kernels.fused", fused)()
+        self.quant = get("quant", QUANTS[dtype])(get("kernels.gemm", product)(Want(dtype, invariant)), dtype)
+
+    def norm(self, size: int, eps: float) -> Norm:
+        return Norm(size, eps, self.fused)
+
+    def head_norm(self, heads: Sequence[int], head_dim: int, eps: float) -> HeadNorm:
+        """One norm for each of several kinds of heads that lie side by side."""
+        return HeadNorm(heads, head_dim, eps, self.fused)
+
+    def linear(
+        self, ins: int, outs: Sequence[Sequence[int]] | int, split: str | None = None, bias: bool = False
+    ) -> Linear:
+        """`outs`: groups of sizes; each size is a tensor of its own in a checkpoint, each group is a result."""
+        return Linear(ins, [[outs]] if isinstance(outs, int) else outs, split, bias, self.quant, self.mesh)
+
+    def embedding(self, vocab: int, size: int) -> Embedding:
+        return Embedding(vocab, size, self.dtype)
+
+    def attention(self, layer: int, heads: int, kv_heads: int, head_dim: int) -> Attention:
+        backend = self.backends[layer] if self.backends else None
+        return Attention(layer, heads, kv_heads, head_dim, backend)
+
+    def rope(self, head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> Rope:
+        """Layers that turn alike share one table."""
+        key = (head_dim, theta, repr(scaling))
+        if key not in self.ropes:
+            self.ropes[key] = Rope(head_dim, theta, scaling or {}, self.max_len, self.fused)
+        return self.ropes[key]
+
+    def gated_mlp(self, size: int, inner: int, activation: str, bias: bool = False) -> GatedMLP:
+        up = self.linear(size, [[inner, inner]], "out", bias)
+        return GatedMLP(up, self.linear(inner, size, "in", bias), activation, self.fused)

@@ -1,0 +1,53 @@
+"""Root mean square norms: of a hidden state, with its residual; of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trine.kernels.fused.base import Fused
+
+from .part import Part
+
+
+class Norm(Part):
+    """Adds the residual, if there is one, and normalizes the sum."""
+
+    def __init__(self, size: int, eps: float, fused: Fused) -> None:
+        super().__init__()
+        self.eps, self.fused = eps, fused
+        self.weight = torch.empty(size)
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(normalized, the new residual). x is given away."""
+        x = x if residual is None else x.add_(residual)
+        return self.fused.norm(x, self.weight, self.eps), x
+
+    def wants(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": tuple(self.weight.shape)}
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        self.weight.copy_(tensor)
+
+
+class HeadNorm(Part):
+    """Norms over the head dimension, one weight for each kind of head; kinds lie side by side."""
+
+    def __init__(self, heads: Sequence[int], head_dim: int, eps: float, fused: Fused) -> None:
+        super().__init__()
+        self.heads, self.eps, self.fused = list(heads), eps, fused
+        self.weight = torch.empty(sum(heads), head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [tokens, heads of all kinds, head_dim]."""
+        return self.fused.norm(x, self.weight, self.eps)
+
+    def wants(self) -> dict[str, tuple[int, ...]]:
+        return {f"{i}.weight": (self.weight.shape[1],) for i in range(len(self.heads))}
+
+    def put(self, name: str, tensor: Tensor) -> None:
+        kind = int(name.partition(".")[0])
+        start = sum(self.heads[:kind])
+        self.weight[start : start + self.heads[kind]] = tensor

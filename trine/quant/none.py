@@ -1,0 +1,41 @@
+"""Weights as they are, in float32 or bfloat16. Arithmetic is the product's business."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Holder
+
+
+class Plain:
+    """Weights as numbers. bfloat16 halves the memory; it rounds only what the checkpoint has finer."""
+
+    name = "none"
+
+    def __init__(self, product: Any, dtype: str) -> None:
+        self.product = product
+        self.dtype = getattr(torch, dtype)
+
+    def create(self, linear: Holder) -> None:
+        linear.weight = torch.empty(linear.outs, linear.ins, dtype=self.dtype)
+
+    def load(self, linear: Holder, start: int, rows: Tensor) -> None:
+        linear.weight[start : start + len(rows)] = rows
+
+    def finish(self, linear: Holder) -> None:
+        linear.weight = self.product.pack(linear.weight)
+
+    def tie(self, linear: Holder, weight: Tensor) -> None:
+        linear.weight = self.product.pack(weight.to(self.dtype))
+
+    def apply(self, linear: Holder, x: Tensor) -> Tensor:
+        return self.product.multiply(x, linear.weight)
+
+    def dequantize(self, linear: Holder) -> Tensor:
+        return self.product.unpack(linear.weight).float()
+
+
+PLUGIN = Plain
