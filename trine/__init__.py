@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .core.types import Sampling
     from .llm import LLM, AsyncLLM
 
 __all__ = ["LLM", "AsyncLLM", "Sampling"]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

@@ -15,9 +15,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import __version__
 from .errors import TrineError
 from .flags import add_flags, read
+from .version import __version__
 
 if TYPE_CHECKING:
     from .core.types import Sampling

@@ -20,7 +20,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from trine import __version__
+from trine.version import __version__
 
 from .client import Client, Timing
 from .datasets import Turn, build

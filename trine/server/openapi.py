@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from trine import __version__
+from trine.version import __version__
 
 from .catalogue import Error
 from .route import Route

@@ -10,7 +10,7 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from trine import __version__
+from trine.version import __version__
 from trine.server.admit import fields, parse
 from trine.server.catalogue import Refusal
 from trine.server.infer import read
