@@ -1,0 +1,3 @@
+"""The version, for those that must not load the rest."""
+
+__version__ = "0.1.0"
