@@ -113,7 +113,7 @@ class Engine:
             raise RequestError("temperature is not a number")
         if request.id in self.live:
             raise RequestError("the id is in use")
-        if request.id == "bug":
+        if request.id.endswith("-bug"):
             raise KeyError("a bug")
         self.live[request.id] = Sequence(request)
         self.prompt += request.prompt
@@ -186,13 +186,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--step", type=float, default=0.002, help="seconds of a step")
     parser.add_argument("--phase", default="", help="hold: the start hangs in C; refuse: ConfigError; crash")
-    parser.add_argument("--mark", type=Path, help="a file that is made when the phase is reached")
+    parser.add_argument("--broken", type=Path, help="a file: starts crash while it exists")
     given = parser.parse_args()
 
     def make(config: Config, path: Path) -> tuple[Engine, Ready]:
-        if given.mark:
-            given.mark.write_text(str(os.getpid()))
-        match given.phase:
+        phase = "crash" if given.broken and given.broken.exists() else given.phase
+        print("phase:", phase or "serve", flush=True)
+        match phase:
             case "hold":
                 hold_the_interpreter(60)
             case "refuse":

@@ -8,7 +8,6 @@ torch, and does not know of text or HTTP.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import secrets
@@ -31,9 +30,11 @@ from trine.log import StatsLine
 
 from .folder import RunFolder
 from .life import COMMAND, Death, Life, Limits
-from .replay import Record, Replay
+from .replay import Replay
+from .stream import Stream, Watcher
 
 SEED_BITS = 63
+ID_CHARACTERS = 64
 TOKEN_BYTES = 5  # of one token id in a frame, at most
 FINISHES = 64  # finished requests from which the rate is taken
 WAIT_SECONDS = (1.0, 60.0)  # bounds of what an overloaded client is told
@@ -66,9 +67,10 @@ class Counts(Struct, frozen=True):
     late_outputs: int = 0
 
 
-class Listener(Protocol):
+class Listener(Watcher, Protocol):
     """Who wants to hear of the engine's numbers: `metrics.Metrics` does."""
 
+    def started(self, ready: Ready) -> None: ...
     def step(self, stats: StepStats) -> None: ...
     def engine(self, counts: Counts) -> None: ...
 
@@ -90,7 +92,10 @@ class EngineClient:
         self._config, self._path, self._command, self._limits = config, path, command, limits
         self._listener, self._line = listener, StatsLine()
         self._replay = Replay()
+        # By the engine's name. Names are never used again, so what an engine still says of a
+        # request that was left cannot reach a later one of the same id.
         self._streams: WeakValueDictionary[str, Stream] = WeakValueDictionary()
+        self._names: dict[str, str] = {}  # a client's id -> what the engine calls the request
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._tickets = itertools.count(1)
         self._finishes: deque[float] = deque(maxlen=FINISHES)
@@ -110,12 +115,12 @@ class EngineClient:
         self._context = zmq.asyncio.Context()
         self._state = "starting"
         try:
-            await self._begin()
+            ready = await self._begin()
         except BaseException:
             await self.close()
             raise
         self._keeper = asyncio.create_task(self._keep())
-        return self.ready
+        return ready
 
     def submit(self, request: Request) -> Stream:
         """Its outputs, as an async iterator; leaving it aborts the request at once.
@@ -125,22 +130,24 @@ class EngineClient:
         if request.sampling.seed is None:  # drawn here, so that a replay has the same
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(SEED_BITS))
             request = msgspec.structs.replace(request, sampling=sampling)
-        stream = Stream(self, self._replay.add(request))
-        self._streams[request.id] = stream
+        name = f"{next(self._tickets):x}-{request.id}"[:ID_CHARACTERS]
+        stream = Stream(request, name, self._left, self._listener)
+        self._names[stream.id] = stream.name
+        self._streams[stream.name] = stream
+        self._replay.add(msgspec.structs.replace(request, id=stream.name))
         self._send_due()
         return stream
 
     def abort(self, id: str) -> None:
         """Its stream still ends with an Output, "abort"; ids that are not live are ignored."""
-        record = self._replay.records.get(id)
+        record = self._replay.records.get(name := self._names.get(id, ""))
         if record is None or record.aborted:
             return
         record.aborted = True
         if record.inside and self._life:
-            self._life.send(Abort([id]))
+            self._life.send(Abort([name]))
         else:
-            self._replay.drop(id)
-            self._tell(Output(id, [], finished="abort", usage=record.usage()))
+            self._end(name)
 
     async def command(self, name: str, **values: Any) -> Any:
         """Something rare: "flush" or "stats". RequestError with the engine's words if it refuses."""
@@ -162,9 +169,8 @@ class EngineClient:
             await asyncio.gather(self._keeper, return_exceptions=True)
         if self._life:
             await self._life.end()
-        for id, record in list(self._replay.records.items()):
-            self._replay.drop(id)
-            self._tell(Output(id, [], finished="abort", usage=record.usage()))
+        for name in list(self._replay.records):
+            self._end(name)
         self._fail_answers("the engine was stopped")
         self._context.destroy(linger=0)
         self.folder.close()
@@ -172,9 +178,8 @@ class EngineClient:
 
     # ---- what it knows ------------------------------------------------------------------
     @property
-    def ready(self) -> Ready:
-        if self._ready is None:
-            raise EngineDead(f"the engine is {self._state}")
+    def ready(self) -> Ready | None:
+        """What the engine said of itself; None until the first one can serve."""
         return self._ready
 
     @property
@@ -249,7 +254,7 @@ class EngineClient:
             raise self._dead
         if self._state in ("closed", "not started"):
             raise EngineDead(f"the engine is {self._state}")
-        if request.id in self._replay.records:
+        if request.id in self._names:
             raise RequestError(f"the request id {request.id!r} is in use")
         if len(request.tokens) * TOKEN_BYTES > FRAME_BYTES // 2:
             raise RequestError(f"{len(request.tokens)} tokens are more than a message holds", status=413)
@@ -264,15 +269,26 @@ class EngineClient:
         if stream := self._streams.get(output.id):
             stream.feed(output)
             if output.finished:
-                del self._streams[output.id]
+                self._forget(stream)
                 self._finishes.append(time.monotonic())
 
-    def _left(self, id: str) -> None:
-        """A stream's reader is gone."""
-        self._streams.pop(id, None)
-        record = self._replay.drop(id)
-        if record and self._life and record.inside:
-            self._life.send(Abort([id]))
+    def _end(self, name: str) -> None:
+        """Here and now, without the engine."""
+        if record := self._replay.drop(name):
+            self._tell(Output(name, [], finished="abort", usage=record.usage()))
+
+    def _forget(self, stream: Stream) -> None:
+        self._streams.pop(stream.name, None)
+        if self._names.get(stream.id) == stream.name:
+            del self._names[stream.id]
+
+    def _left(self, stream: Stream) -> None:
+        """Its reader is gone."""
+        self._forget(stream)
+        if record := self._replay.drop(stream.name):
+            stream.measure(Output(stream.id, [], finished="abort", usage=record.usage()))
+            if self._life and record.inside:
+                self._life.send(Abort([stream.name]))
         self._send_due()  # it may have been what others waited for
 
     def _hear(self, message: FromEngine) -> None:
@@ -295,12 +311,15 @@ class EngineClient:
             self._listener.engine(self.counts)
 
     # ---- lives --------------------------------------------------------------------------
-    async def _begin(self) -> None:
+    async def _begin(self) -> Ready:
         """One engine process, up to its being ready."""
         self._life = life = Life(self._context, self.folder.path, self._limits, self._hear)
-        self._ready = await life.start(self._config, self._path, self._command)
+        self._ready = ready = await life.start(self._config, self._path, self._command)
         self._state = "serving"
+        if self._listener:
+            self._listener.started(ready)
         self._send_due()
+        return ready
 
     async def _keep(self) -> None:
         """Whenever the engine is over, bury it and begin another."""
@@ -337,7 +356,8 @@ class EngineClient:
     async def _revive(self) -> None:
         for attempt in range(1, self._limits.failed_starts + 1):
             try:
-                return await self._begin()
+                await self._begin()
+                return
             except EngineDead as error:
                 log.error("start %d of %d failed: %s", attempt, self._limits.failed_starts, error)
                 if self._life:
@@ -354,81 +374,13 @@ class EngineClient:
         for stream in list(self._streams.values()):
             stream.fail(error)
         self._streams.clear()
+        self._names.clear()
         self._ended.set()
 
     def _fail_answers(self, reason: str) -> None:
         for answer in self._answers.values():
             if not answer.done():
                 answer.set_exception(EngineDead(reason))
-
-
-class Stream:
-    """Outputs of one request. A slow reader gets several in one; a reader who leaves, aborts.
-
-    Leaving is: closing it, being cancelled while waiting, or dropping it."""
-
-    def __init__(self, client: EngineClient, record: Record) -> None:
-        self.id = record.request.id
-        self._client, self._waiting = client, list[Output]()
-        self._news, self._error = asyncio.Event(), None
-        self._open = True
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> Output:
-        if not self._open:
-            raise StopAsyncIteration
-        try:
-            await self._news.wait()
-        except asyncio.CancelledError:
-            self.close()
-            raise
-        self._news.clear()
-        if not self._waiting and self._error:
-            self._open = False
-            raise self._error
-        output, self._waiting = merged(self._waiting), []
-        if output.finished:
-            self._open = False
-        elif self._error:
-            self._news.set()
-        return output
-
-    def feed(self, output: Output) -> None:
-        self._waiting.append(output)
-        self._news.set()
-
-    def fail(self, error: EngineDead) -> None:
-        self._error = error
-        self._news.set()
-
-    def close(self) -> None:
-        """Abort, if it has not ended."""
-        if self._open:
-            self._open = False
-            self._client._left(self.id)
-
-    async def aclose(self) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # the loop may be gone at exit
-            self.close()
-
-
-def merged(outputs: list[Output]) -> Output:
-    """Several Outputs of one request as one."""
-    if len(outputs) == 1:
-        return outputs[0]
-    last = outputs[-1]
-    return msgspec.structs.replace(
-        last,
-        tokens=[token for output in outputs for token in output.tokens],
-        logprobs=[each for output in outputs for each in output.logprobs or []]
-        if any(output.logprobs is not None for output in outputs)
-        else None,
-    )
 
 
 def _sum(before: StepStats, now: StepStats) -> StepStats:

@@ -37,6 +37,8 @@ LINE_BYTES = 4096
 LAST_LINES = 40
 DRAIN_TURNS, DRAIN_SECONDS = 25, 0.02  # for what the process said before it died
 
+CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}  # its own doing
+
 log = logging.getLogger(__name__)
 
 
@@ -235,13 +237,14 @@ class Life:
         limits = self._limits
         if self.process and (status := self.process.poll()) is not None:
             await self._drain()
-            self._over(f"the engine process ended with {_status(status)}", self._fatal is not None)
+            blamed = self._fatal is not None or -status in CRASHES
+            self._over(f"the engine process ended with {_status(status)}", blamed)
         elif self.reader.lost:
             self._over("a message of the engine was lost", False)
         elif self.ready.done() and self.silence > limits.frozen:
             self._over(f"the engine sent no heartbeat for {limits.frozen:.0f} s", False)
         elif self.ready.done() and self.still > limits.stalled:
-            self._over(f"the engine had work and made no step for {limits.stalled:.0f} s", False)
+            self._over(f"the engine had work and made no step for {limits.stalled:.0f} s", True)
 
     async def _drain(self) -> None:
         """Read what it said before it died."""

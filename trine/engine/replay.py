@@ -17,7 +17,7 @@ import msgspec
 from trine.core.types import Output, Request, Usage
 
 CLEAR_TOKENS = 4  # new tokens after which a request is no suspect: more than flights can hold back
-LONELY_DEATHS = 3  # for a death from outside (a signal, a freeze), which may be nobody's fault
+LONELY_DEATHS = 8  # in a row, for deaths that somebody outside may have caused: kill -9, a freeze
 POISONED = "the engine failed each time it ran this request; other requests are not affected"
 
 
@@ -113,7 +113,7 @@ class Replay:
         return output
 
     def died(self, blamed: bool) -> list[Output]:
-        """Everybody comes back. `blamed`: a step raised, so it was not a signal from outside.
+        """Everybody comes back. `blamed`: a step raised or crashed, so nobody outside did it.
 
         Last Outputs of those that do not go on: aborted meanwhile, or alone with a dead engine."""
         inside = [record for record in self.records.values() if record.inside]
@@ -130,6 +130,7 @@ class Replay:
             only.lonely += 1
             if blamed or only.lonely >= LONELY_DEATHS:
                 self.poisoned += 1
+                self.barren = 0  # the culprit is found, so the next engine has a better chance
                 return [*ends, self._end(only, "error", POISONED)]
         self._halve([record.request.id for record in suspects])
         return ends
