@@ -52,7 +52,7 @@ FAULTS = {
 
 
 class Metrics:
-    """One for a server. Given to the engine's client as its listener; the service tells of refusals."""
+    """One for a server: the engine's client tells it of the engine, the service of its requests."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -100,7 +100,7 @@ class Metrics:
         for phase, seconds in ready.seconds.items():
             self._start.labels(phase).set(seconds)
 
-    # ---- of one sequence, in seconds ------------------------------------------------------
+    # ---- the service's: of one sequence, in seconds ---------------------------------------
     def first_token(self, seconds: float) -> None:
         """From the request's arrival."""
         self._first.observe(seconds)

@@ -254,16 +254,11 @@ def test_health_and_numbers_of_a_busy_engine() -> None:
             await anext(left)
             left.close()
             await until(lambda: client.stats.aborted)
-            made = client.stats.output_tokens
-            assert made >= sum(len(tokens(o)) for o in outputs) == 400
+            assert client.stats.output_tokens > sum(len(tokens(o)) for o in outputs) == 400
             assert 2 <= heard.steps < 100  # far fewer than there were
             assert client.health.ok and client.health.step > 0
             shown = heard.registry.get_sample_value
-            assert shown("trine_request_success_total", {"finished_reason": "length"}) == 4
-            assert shown("trine_request_success_total", {"finished_reason": "abort"}) == 1
-            assert shown("trine_time_to_first_token_seconds_count") == 5
-            assert shown("trine_prompt_tokens_total") == 15
-            assert 401 <= (shown("trine_generation_tokens_total") or 0) <= made
+            assert shown("trine_prefix_cache_queries_total") == 15
             assert shown("trine_cache_config_info", {"page_size": "16", "num_pages": "100"}) == 1
             assert shown("trine_num_requests_running") == 0
 

@@ -31,7 +31,7 @@ from trine.log import StatsLine
 from .folder import RunFolder
 from .life import COMMAND, Death, Life, Limits
 from .replay import Replay
-from .stream import Stream, Watcher
+from .stream import Stream
 
 SEED_BITS = 63
 ID_CHARACTERS = 64
@@ -67,7 +67,7 @@ class Counts(Struct, frozen=True):
     late_outputs: int = 0
 
 
-class Listener(Watcher, Protocol):
+class Listener(Protocol):
     """Who wants to hear of the engine's numbers: `metrics.Metrics` does."""
 
     def started(self, ready: Ready) -> None: ...
@@ -131,7 +131,7 @@ class EngineClient:
             sampling = msgspec.structs.replace(request.sampling, seed=secrets.randbits(SEED_BITS))
             request = msgspec.structs.replace(request, sampling=sampling)
         name = f"{next(self._tickets):x}-{request.id}"[:ID_CHARACTERS]
-        stream = Stream(request, name, self._left, self._listener)
+        stream = Stream(request.id, name, self._left)
         self._names[stream.id] = stream.name
         self._streams[stream.name] = stream
         self._replay.add(msgspec.structs.replace(request, id=stream.name))
@@ -285,10 +285,9 @@ class EngineClient:
     def _left(self, stream: Stream) -> None:
         """Its reader is gone."""
         self._forget(stream)
-        if record := self._replay.drop(stream.name):
-            stream.measure(Output(stream.id, [], finished="abort", usage=record.usage()))
-            if self._life and record.inside:
-                self._life.send(Abort([stream.name]))
+        record = self._replay.drop(stream.name)
+        if record and self._life and record.inside:
+            self._life.send(Abort([stream.name]))
         self._send_due()  # it may have been what others waited for
 
     def _hear(self, message: FromEngine) -> None:

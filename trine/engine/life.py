@@ -25,7 +25,6 @@ from typing import Any
 import msgspec
 import zmq
 
-import trine
 from trine.config import Config, child_environment
 from trine.core.messages import Beat, Command, Fatal, FromEngine, Ready, from_engine
 from trine.errors import EngineDead
@@ -266,7 +265,7 @@ def _status(status: int) -> str:
 def _environment() -> dict[str, str]:
     """The child imports the same package as we do, whatever its working folder holds (-P)."""
     environment = child_environment()
-    root = Path(trine.__file__).parents[1]
+    root = Path(__file__).parents[2]
     if root.name not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
     return environment

@@ -1,4 +1,4 @@
-"""One request's outputs, as its reader iterates over them; and when they came.
+"""One request's outputs, as its reader iterates over them.
 
 It does not know where they come from.
 """
@@ -7,24 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import Callable
-from typing import Protocol
 
 import msgspec
 
-from trine.core.types import Output, Request, Usage
-
-
-class Watcher(Protocol):
-    """Who wants to hear of one sequence's times, in seconds: `metrics.Metrics` does."""
-
-    def first_token(self, seconds: float) -> None: ...
-    def token(self, seconds: float, count: int = 1) -> None: ...
-    def tokens(self, count: int) -> None: ...
-    def finished(
-        self, reason: str, seconds: float, usage: Usage | None = None, first: float = 0.0
-    ) -> None: ...
+from trine.core.types import Output
 
 
 class Stream:
@@ -32,13 +19,9 @@ class Stream:
 
     Leaving is: closing it, being cancelled while waiting, or dropping it."""
 
-    def __init__(
-        self, request: Request, name: str, leave: Callable[[Stream], None], watcher: Watcher | None = None
-    ) -> None:
-        self.id, self.name = request.id, name  # the client's, and the engine's
-        self._leave, self._watcher = leave, watcher
-        self._began = request.arrived or time.monotonic()
-        self._first = self._last = 0.0
+    def __init__(self, id: str, name: str, leave: Callable[[Stream], None]) -> None:
+        self.id, self.name = id, name  # the client's, and the engine's
+        self._leave = leave
         self._waiting: list[Output] = []
         self._news = asyncio.Event()
         self._error: Exception | None = None
@@ -67,24 +50,8 @@ class Stream:
         return output
 
     def feed(self, output: Output) -> None:
-        self.measure(output)
         self._waiting.append(msgspec.structs.replace(output, id=self.id))
         self._news.set()
-
-    def measure(self, output: Output) -> None:
-        if not (watcher := self._watcher):
-            return
-        now = time.monotonic()
-        if output.tokens:
-            watcher.tokens(len(output.tokens))
-            if self._first:
-                watcher.token(now - self._last, len(output.tokens))
-            else:
-                self._first = now - self._began
-                watcher.first_token(self._first)
-            self._last = now
-        if output.finished:
-            watcher.finished(output.finished, now - self._began, output.usage, self._first)
 
     def fail(self, error: Exception) -> None:
         """No more will come, and why."""
