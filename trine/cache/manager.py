@@ -149,9 +149,11 @@ class Cache:
 
     # ---- looking ------------------------------------------------------------------------
     def peek(self, seq: Sequence) -> int:
-        """How many tokens of it the tree has, in whole pages; nothing is locked or touched."""
+        """How many tokens of it the tree has, in whole pages; nothing is locked or touched.
+
+        0 for one that waits for a sibling: it cannot be admitted now."""
         root = self.tree.roots.get(seq.request.space)
-        if root is None:
+        if root is None or self.blocked.get(seq) in self.making:
             return 0
         usable = (len(seq.tokens) - 1) // self.size
         return self.tree.match(root, seq.tokens.tobytes(), usable)[1] * self.size

@@ -74,6 +74,8 @@ def _sampling(sampling: Sampling, vocab: int) -> None:
 
 def _ids(ids: Any, vocab: int, field: str) -> None:
     """Token ids: integers in [0, vocab). Made for long prompts: all in C."""
+    if not isinstance(ids, (list, tuple)):
+        raise RequestError(f"{field}: a list of token ids is wanted", field)
     try:
         known = array("i", ids)
     except (TypeError, OverflowError) as error:

@@ -66,7 +66,7 @@ class Engine:
         seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
         sampling = msgspec.structs.replace(sampling, stop_ids=tuple(dict.fromkeys(stops)), seed=seed)
         seq = self.scheduler.add(msgspec.structs.replace(request, sampling=sampling))
-        if why := self.scheduler.end(seq):
+        if why := self.scheduler.over(seq):
             self.outputs.append(self.scheduler.last(seq, [], why))
 
     def abort(self, id: str) -> None:

@@ -131,8 +131,8 @@ class Scheduler:
         usage = Usage(prompt, seq.cached, len(seq.tokens) - prompt, seq.life)
         return Output(seq.request.id, tokens, why, logprobs, usage)
 
-    def end(self, seq: Sequence) -> str | None:
-        """Why a sequence is over by its own tokens; None if it is not."""
+    def over(self, seq: Sequence) -> str | None:
+        """Why a replay is over with the tokens it came with; None if it is not."""
         return self._why(seq, seq.tokens[-1]) if seq.request.emitted else None
 
     def _limit(self, request: Request) -> int:
