@@ -239,11 +239,12 @@ def test_a_match_is_the_longest_whose_window_is_there(seed: int) -> None:
 def test_a_window_group_gives_up_pages_of_inner_nodes_first() -> None:
     tree = make(Group(20), Group(20, window=2))
     low = put(tree, [1, 1, 2, 2, 3, 3])
-    put(tree, [1, 1, 9, 9])
+    side = put(tree, [1, 1, 9, 9])
+    tree.pools[1].refs[side.pages[1][0]] = 1
     tree.unlock(low)
     for node in tree.nodes():
         tree.idle(node, 1)
-    tree.pools[1].idle = 4
+    tree.pools[1].idle = 3
     tree.evict(1, 1)
     assert tree.roots[""].children[text([1, 1])].pages == [[tree.path(low, 0)[0]], [0]]
     assert tree.match(tree.root(""), text([1, 1, 2, 2, 3, 3]), 3)[1] == 3, "the end still has its window"
