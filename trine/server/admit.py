@@ -194,7 +194,7 @@ def explain(text: str) -> Refusal:
     if match := TYPE.match(what):
         wanted, got = match.group(1).replace(" |", ",").replace(", null", ""), match.group(2)
         return Refusal("invalid_type", field, wanted=f"of type {wanted}", got=got or "this")
-    return Refusal("invalid_value", field, wanted="one of the values its description lists")
+    return Refusal("invalid_value", field, wanted="one of the values that /openapi.json lists")
 
 
 def _inside(place: str, field: str) -> str:

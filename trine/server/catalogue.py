@@ -59,6 +59,7 @@ CATALOGUE: dict[str, Entry] = {
     "unknown_field": Entry(400, BAD, "unknown field {field}"),
     "misspelled_field": Entry(400, BAD, "unknown field {field}; did you mean {near}?"),
     "unsupported_field": Entry(400, BAD, "{field} is not supported yet; leave it out"),
+    "unsupported_value": Entry(400, BAD, "{field}: {value} is not supported yet"),
     "missing_field": Entry(400, BAD, "{field} is required"),
     "invalid_type": Entry(400, BAD, "{field} must be {wanted}, not {got}"),
     "invalid_value": Entry(400, BAD, "{field} must be {wanted}"),

@@ -10,11 +10,11 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from trine.version import __version__
 from trine.server.admit import fields, parse
 from trine.server.catalogue import Refusal
 from trine.server.infer import read
 from trine.server.route import Face, Json, Route
+from trine.version import __version__
 
 ID = re.compile(r"(?:[a-z]+-)?([0-9a-f]{32})")
 

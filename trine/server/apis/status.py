@@ -6,10 +6,10 @@ from msgspec import Struct
 from starlette.requests import Request
 from starlette.types import ASGIApp
 
-from trine.version import __version__
 from trine.server.catalogue import Refusal, plain
 from trine.server.openapi import document
 from trine.server.route import Face, Json, Raw, Route
+from trine.version import __version__
 
 
 class State(Struct, frozen=True):

@@ -48,7 +48,8 @@ async def tokenize(face: Face, request: Request) -> ASGIApp:
     if body.model not in (None, facts.model):
         raise Refusal("model_not_found", "model")
     if (body.prompt is None) == (body.messages is None):
-        raise Refusal("invalid_value", "prompt", wanted="given, or messages instead of it")
+        field = "prompt" if body.prompt is None else "messages"
+        raise Refusal("invalid_value", field, wanted="the one of prompt and messages that is given")
     if body.messages is None:
         ask = Ask(prompts=[body.prompt or ""])
     else:
