@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from string import Formatter
 from typing import Any
 
-import httpx2
 import msgspec
 import tokenizers
 from msgspec import Struct
@@ -241,16 +240,14 @@ def is_refusal(status: int, raw: bytes) -> str:
 @asynccontextmanager
 async def victims(app: Any, headers: dict[str, str] | None = None):
     """Streams run one after the other while this is open; each must say what it says alone."""
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app=app), base_url="http://localhost")
     body = {"messages": [{"role": "user", "content": "victim"}], "seed": 1, "stream": True, "max_tokens": 40}
     texts: list[str] = []
 
     async def one() -> str:
-        answer = await http.post("/v1/chat/completions", json=body, headers=headers)
-        assert answer.status_code == 200 and answer.text.endswith("data: [DONE]\n\n")
-        lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
-        found = [decoded(line.encode())["choices"][0]["delta"].get("content", "") for line in lines]
-        return "".join(found)
+        answer = await call(app, "POST", "/v1/chat/completions", body, headers)
+        assert answer.status == 200 and answer.content.endswith(b"data: [DONE]\n\n")
+        events = [decoded(line[6:]) for line in answer.content.split(b"\n\n") if line.startswith(b"data: {")]
+        return "".join(event["choices"][0]["delta"].get("content", "") for event in events)
 
     async def loop() -> None:
         while True:
@@ -265,7 +262,6 @@ async def victims(app: Any, headers: dict[str, str] | None = None):
     finally:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        await http.aclose()
     assert alone and set(texts) == {alone}
 
 

@@ -156,7 +156,10 @@ class Exchange:
         if message["type"] == "http.response.start":
             self.started = True
             message = {**message, "headers": [*message.get("headers", []), *self._common()]}
-        await self._send(message)
+        try:
+            await self._send(message)
+        except OSError:
+            raise Gone from None
 
     async def refuse(self, error: Refusal) -> None:
         raw = encode(error)

@@ -41,7 +41,7 @@ async def stream(scope: Scope, send: Send, events: AsyncGenerator[bytes, None], 
             "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), *headers],
         }
     )
-    last = error_frame(Refusal("internal_error"))
+    last: bytes | None = error_frame(Refusal("internal_error"))
     try:
         await _put(scope, send, first)
         async with contextlib.aclosing(_paced(events)) as paced:
@@ -52,11 +52,13 @@ async def stream(scope: Scope, send: Send, events: AsyncGenerator[bytes, None], 
         last = error_frame(Refusal("shutting_down"))
         raise
     except Gone:
+        last = None
         raise
     except Exception as error:
         last = error_frame(error)
     finally:
-        await send({"type": "http.response.body", "body": last, "more_body": False})
+        if last is not None:
+            await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
 async def _put(scope: Scope, send: Send, event: bytes) -> None:
