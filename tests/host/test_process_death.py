@@ -23,13 +23,14 @@ def check(request: Request, outputs: list[Output]) -> None:
     assert [o.finished for o in outputs if o.finished] == ["length"]
     usage = outputs[-1].usage
     assert usage and (usage.prompt, usage.output) == (len(request.tokens), request.sampling.max_tokens)
+    assert usage.cached == 1 and not any(o.usage for o in outputs[:-1])
 
 
 async def back(client: EngineClient, restarts: int) -> None:
     await until(lambda: client.health.restarts >= restarts and client.health.ok)
 
 
-@pytest.mark.parametrize("trial", range(3))
+@pytest.mark.parametrize("trial", range(2))
 def test_kill_under_32_streams_loses_none(trial: int) -> None:
     chance = random.Random(trial)
 
@@ -149,7 +150,7 @@ def test_a_busy_face_does_not_take_the_engine_for_dead() -> None:
         async with engine() as client:
             await asyncio.sleep(0)
             os.sched_yield()
-            _hold_the_loop(2.0)
+            _hold_the_loop(1.3)
             assert client.health.ok
             await asyncio.sleep(0.02)
             assert client.health.ok and client.health.restarts == 0

@@ -185,12 +185,15 @@ def test_a_signal_from_outside_convicts_nobody_at_once() -> None:
     assert deaths == LONELY_DEATHS + 1 and ends[0].finished == "error" and replay.barren == 0
 
 
-def test_usage_tells_of_the_first_life() -> None:
+def test_usage_tells_what_was_found_when_the_first_token_came() -> None:
     replay = Replay()
     replay.add(ask("a"))
     replay.due()
-    replay.take(Output("a", [5], usage=Usage(2, 1, 1)))
-    replay.died(True)
+    replay.died(False)  # nothing was told: what a second life finds, counts
+    replay.due()
+    first = replay.take(Output("a", [5], usage=Usage(2, 1, 1)))
+    assert first and first.usage is None  # counts are for the last one
+    replay.died(False)
     replay.due()
     last = replay.take(Output("a", [6], "stop", usage=Usage(2, 0, 2, preemptions=3)))
     assert last and last.usage == Usage(prompt=2, cached=1, output=2, preemptions=3)

@@ -1,7 +1,8 @@
 """An engine process without torch, for tests of what stands around it: run as a script.
 
-The engine inside is a stand-in with the real one's doors. The next token is a hash of all before
-it, so a token that is missing or twice changes the rest. Prompts can ask for trouble: see `Trouble`.
+The engine inside is a stand-in with the real one's doors, or with --core the real one over the fake
+device. The next token is a hash of all before it, so a token that is missing or twice changes
+the rest. Prompts can ask for trouble: see `Trouble`.
 """
 
 from __future__ import annotations
@@ -76,8 +77,11 @@ class Executor:
 
 
 class Sequence:
+    life = 0
+
     def __init__(self, request: Request) -> None:
         self.request, self.tokens = request, list(request.tokens)
+        self.cached = 0 if request.emitted else 1  # a new engine finds nothing
 
     @property
     def made(self) -> int:
@@ -101,6 +105,7 @@ class Engine:
 
     def __init__(self, seconds: float) -> None:
         self.executor = Executor(seconds)
+        self.scheduler = self
         self.live: dict[str, Sequence] = {}
         self.ended: list[Output] = []
         self.flying = False
@@ -158,7 +163,7 @@ class Engine:
         return Output(id, [new], "length", usage=self.usage(sequence))
 
     def usage(self, sequence: Sequence) -> Usage:
-        return Usage(sequence.request.prompt, 0, sequence.made)
+        return Usage(sequence.request.prompt, sequence.cached, sequence.made)
 
     def flush(self) -> None: ...
 
@@ -177,6 +182,36 @@ class Engine:
         )
 
 
+def core(seconds: float) -> tuple[object, Ready]:
+    """The real cache, scheduler, engine and compute thread; a small pool, so that it is fought for."""
+    from tests.kit.engine import fake_kit
+    from tests.kit.fake import VOCAB as KNOWN
+    from tests.kit.fake import FakeExecutor
+    from trine.core.types import Batch, Group
+    from trine.executor.local import LocalExecutor
+
+    class Device(FakeExecutor):
+        def forward(self, batch: Batch) -> None:
+            time.sleep(seconds)
+            super().forward(batch)
+            for place in map(self.places.__getitem__, (row.slot for row in batch.rows)):
+                if (
+                    CORE_POISON in place.tokens[: place.prompt]
+                    and len(place.tokens) > place.prompt + Trouble.at
+                ):
+                    raise FloatingPointError("not a number in the logits")
+
+    rows, pages, length = 16, 96, 512
+    kit = fake_kit(groups=[Group(pages)], page_size=8, slots=rows, budget=64, max_len=length, depth=2)
+    device = Device([Group(pages)], 8, rows, length)
+    engine = kit.engine
+    engine.executor, engine.vocab = LocalExecutor(lambda: device), KNOWN + 1
+    return engine, Ready(os.getpid(), "core", KNOWN, [], length, rows, 8, pages - 1, [])
+
+
+CORE_POISON = 50  # an id that the fake model never chooses
+
+
 def hold_the_interpreter(seconds: int) -> None:
     """As a library does that is being imported: no other thread of Python runs."""
     ctypes.PyDLL(None).sleep(seconds)
@@ -187,6 +222,7 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=0.002, help="seconds of a step")
     parser.add_argument("--phase", default="", help="hold: the start hangs in C; refuse: ConfigError; crash")
     parser.add_argument("--broken", type=Path, help="a file: starts crash while it exists")
+    parser.add_argument("--core", action="store_true")
     given = parser.parse_args()
 
     def make(config: Config, path: Path) -> tuple[Engine, Ready]:
@@ -199,6 +235,8 @@ def main() -> None:
                 raise ConfigError("this model is too big; ask for a smaller one")
             case "crash":
                 raise RuntimeError(f"no start with {len(config.api_key)} keys")
+        if given.core:
+            return core(given.step)  # type: ignore[return-value]
         return Engine(given.step), Ready(os.getpid(), "stand-in", VOCAB, [0], 4096, ROWS, 16, 100, [])
 
     loop.run(make)  # type: ignore[arg-type]

@@ -30,7 +30,7 @@ from trine import log as logs
 from trine.config import Config
 from trine.core.messages import Abort, Answer, Beat, Command, Fatal, Ready, ToEngine, to_engine
 from trine.core.stats import StepStats
-from trine.core.types import Output, Request
+from trine.core.types import Output, Request, Usage
 from trine.errors import RequestError, TrineError
 
 from . import wire
@@ -184,6 +184,7 @@ class Loop:
     def __init__(self, engine: Engine, link: Link) -> None:
         self.engine, self.link, self.pulse = engine, link, link.pulse
         self.stopped = False
+        self._fresh: set[str] = set()  # requests of which nothing was told yet
         self._refused: list[Output] = []  # requests that the engine did not take
         self._told, self._owed = 0.0, False  # when StepStats were last sent; was there a step since
         self._woken, self._wake = socket.socketpair()  # a step's result rings it, from any thread
@@ -209,13 +210,24 @@ class Loop:
             self.pulse.step += 1
             self._owed = True
         self._feel(any(output.tokens for output in outputs))
-        messages = [*self._refused, *outputs, *self._stats()]
+        messages = [*self._refused, *map(self._first, outputs), *self._stats()]
         self._refused.clear()
         if messages:
             self.link.send(messages)
         elif not (launched or ready or self.stopped):
             self._poller.poll(int(1000 * (STATS_SECONDS if self._owed else WAIT_SECONDS)))
             self._feel(False)
+
+    def _first(self, output: Output) -> Output:
+        """A request's first output tells its counts too: should this engine die, nobody else knows
+        what was found in its cache."""
+        if output.id not in self._fresh:
+            return output
+        self._fresh.discard(output.id)
+        if output.finished or not (seq := self.engine.scheduler.live.get(output.id)):
+            return output
+        usage = Usage(seq.request.prompt, seq.cached, len(output.tokens), seq.life)
+        return msgspec.structs.replace(output, usage=usage)
 
     def _feel(self, token: bool) -> None:
         """For the next beat."""
@@ -256,6 +268,7 @@ class Loop:
         """Rule S2: whatever a request holds, it can only fail itself."""
         try:
             self.engine.add(request)
+            self._fresh.add(request.id)
         except RequestError as error:
             self._refused.append(Output(request.id, [], finished="error", error=str(error)))
         except Exception:

@@ -32,8 +32,7 @@ class Record:
     strikes: int = 0  # deaths it was inside for, since it made progress
     lonely: int = 0  # of those, with nobody else inside
     fresh: int = 0  # tokens since it last went in
-    lives: int = 0
-    cached: int | None = None  # what its first life found in the cache
+    cached: int | None = None  # what was found in the cache, when the first token came
 
     def again(self) -> Request:
         """What to send: the client's own request, or its continuation."""
@@ -88,7 +87,6 @@ class Replay:
         now = [r for id, r in self._outside.items() if not self._trial or id in self._trial]
         for record in now:
             record.inside, record.fresh = True, 0
-            record.lives += 1
             del self._outside[record.request.id]
         return [record.again() for record in now]
 
@@ -98,19 +96,19 @@ class Replay:
         if record is None or not record.inside:
             self.late += 1
             return None
+        if output.usage and record.cached is None and not record.emitted:
+            record.cached = output.usage.cached
         record.emitted += output.tokens
         record.fresh += len(output.tokens)
         if output.tokens:
             self.barren = 0
-        if output.usage and record.cached is None and record.lives == 1:
-            record.cached = output.usage.cached
         if output.finished:
             self.drop(output.id)
             return msgspec.structs.replace(output, usage=record.usage(output.usage))
         if record.fresh >= CLEAR_TOKENS:
             record.strikes = record.lonely = 0
             self._trial.discard(output.id)
-        return output
+        return msgspec.structs.replace(output, usage=None) if output.usage else output
 
     def died(self, blamed: bool) -> list[Output]:
         """Everybody comes back. `blamed`: a step raised or crashed, so nobody outside did it.
