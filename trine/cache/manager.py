@@ -107,7 +107,7 @@ class Cache:
         node, had = self.tree.insert(below, key, [table[first:full] for table in seq.pages])
         self.tree.lock(node, below)
         seq.node, seq.shared = node, full
-        changes = [change for other, end in had for change in self._merge(seq, other, end)]
+        changes = [change for other in had for change in self._merge(seq, other)]
         self._make(seq)
         return changes
 
@@ -226,18 +226,18 @@ class Cache:
         both = zip(sources, targets, strict=True)
         return [Copy(group, source, target[0], tokens) for group, (source, target) in enumerate(both)]
 
-    def _merge(self, seq: Sequence, node: Node, end: int) -> list[Change]:
-        """Use the pages that the tree had in a node, up to `end`, instead of our own for the same tokens."""
+    def _merge(self, seq: Sequence, node: Node) -> list[Change]:
+        """Use the pages of a node that the tree had, instead of our own for the same tokens."""
         changes: list[Change] = []
-        start = node.start
+        start, end = node.start, node.end
         for group, pool in enumerate(self.pools):
             table, theirs = seq.pages[group], node.pages[group]
             mine = table[start:end]
             if not pool.window:
                 pool.free += mine
-                table[start:end] = theirs[: end - start]
+                table[start:end] = theirs
             else:
-                for index, (page, kept) in enumerate(zip(mine, theirs, strict=False)):
+                for index, (page, kept) in enumerate(zip(mine, theirs, strict=True)):
                     if page and kept:
                         pool.refs[page] = 0
                         pool.free.append(page)

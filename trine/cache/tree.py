@@ -154,19 +154,19 @@ class Tree:
                 self._list(top, 1 + group)
         return top
 
-    def insert(self, node: Node, key: bytes, tables: list[list[int]]) -> tuple[Node, list[tuple[Node, int]]]:
+    def insert(self, node: Node, key: bytes, tables: list[list[int]]) -> tuple[Node, list[Node]]:
         """Add the run `key`, with its pages by group, below `node`, which the caller holds.
 
-        Gives the node it ends with, and the nodes that were there already, each with the end it
-        had: their pages are not changed. A leaf that nobody else holds just grows."""
-        had: list[tuple[Node, int]] = []
+        Gives the node it ends with, and the nodes that were there already: their pages are not
+        changed. A leaf that nobody else holds just grows."""
+        had: list[Node] = []
         at = 0  # bytes of key that the tree has
         while child := node.children.get(key[at : at + self.step]):
             pages = len(child.key) // self.step
             if not key.startswith(child.key, at):
                 pages = self._common(child.key, key, at)
             node = self.cut(child, child.start + pages)
-            had.append((node, node.end))
+            had.append(node)
             at += len(node.key)
         if at < len(key):
             self.clock += 1
@@ -196,9 +196,6 @@ class Tree:
         node.count += count
         node.end += count
         node.used = self.clock
-        if node.locks == 0:
-            for pool in self.full:
-                pool.idle += count
 
     # ---- giving up pages --------------------------------------------------------------------
     def evict(self, group: int, want: int) -> None:
