@@ -127,12 +127,12 @@ def test_cut_at_any_moment_nothing_is_left() -> None:
         app, service, engine = face()
         rng, base = random.Random(0), len(asyncio.all_tasks())
         async with victims(app):
-            for i in range(200):
+            for i in range(150):
                 client = Client(app, CHAT | {
                     "stream": i % 2 == 0, "n": 1 + i % 3, "logprobs": i % 5 == 0, "stop": ["stop"] if i % 7 else None,
                 })  # fmt: skip
                 task = asyncio.create_task(client.run())
-                await turns(rng.randrange(120))
+                await turns(rng.randrange(60))
                 client.gone.set()
                 await task
                 if client.sent and i % 2 == 0:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -19,6 +20,7 @@ from .catalogue import Refusal, encode, headers
 log = logging.getLogger(__name__)
 FRAMING = 8  # a body may come in chunks whose framing adds an eighth, and this much always:
 LEAST_FRAMING = 256 * 1024
+TARGET = re.compile(rb'/[!-"$-~]*')  # no fragment, no blank, ASCII only
 
 
 class Wire(HttpToolsProtocol):
@@ -74,7 +76,7 @@ class Wire(HttpToolsProtocol):
             return
         self._head_came()
         self.head = False
-        if not self.url.startswith(b"/"):  # absolute-form names another host than Host does
+        if not TARGET.fullmatch(self.url):  # absolute-form names another host than Host does
             raise ValueError("the target is not in origin-form")
         super().on_headers_complete()
         self.scope.setdefault("state", {})["sever"] = self.transport.abort
