@@ -147,7 +147,7 @@ TABLE: list[tuple[str, bytes, set[int]]] = [
     ("a negative length", request(POST, AUTH, JSON, "Content-Length: -1", body=BODY), {400}),
     ("a huge length", request(POST, AUTH, JSON, "Content-Length: 99999999999999999999", body=BODY), {400, 413}),
     ("a length too large", request(POST, AUTH, JSON, "Content-Length: 65537"), {413}),
-    ("a huge chunk", request(POST, AUTH, JSON, CHUNKED, body=b"FFFFFFFFFFFFFFFF\r\nx"), {400, 413}),
+    ("a huge chunk", request(POST, AUTH, JSON, CHUNKED, body=b"FFFFFFFFFFFFFFFF\r\nx"), {400, 408, 413}),
     ("a huger chunk", request(POST, AUTH, JSON, CHUNKED, body=b"1" + b"0" * 40 + b"\r\nx"), {400, 413}),
     ("a chunk of what", request(POST, AUTH, JSON, CHUNKED, body=b"zz\r\nx"), {400}),
     ("a chunk without an end", request(POST, AUTH, JSON, CHUNKED, body=b"1\r\nxyz\r\n"), {400}),
@@ -164,7 +164,11 @@ TABLE: list[tuple[str, bytes, set[int]]] = [
 ]  # fmt: skip
 
 
-def test_what_is_not_quite_http_is_answered_and_harms_nobody(tmp_path: Path) -> None:
+def test_what_is_not_quite_http_is_answered_and_harms_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "BODY_SECONDS", 1.0)  # for the one body that never comes
+
     async def run() -> None:
         async with (
             serving(tmp_path) as server,

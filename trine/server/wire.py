@@ -12,6 +12,7 @@ import logging
 import re
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import limits
@@ -20,6 +21,7 @@ from .catalogue import Refusal, encode, headers
 log = logging.getLogger(__name__)
 FRAMING = 8  # a body may come in chunks whose framing adds an eighth, and this much always:
 LEAST_FRAMING = 256 * 1024
+FRAMING_FIELDS = (b"content-length", b"transfer-encoding")
 TARGET = re.compile(rb'/[!-"$-~]*')  # no fragment, no blank, ASCII only
 
 
@@ -32,6 +34,7 @@ class Wire(HttpToolsProtocol):
         self.raw = 0  # bytes of the message being read
         self.head = True  # its headers are not complete, or none has begun
         self.deaf = False  # what still comes is dropped
+        self.primed = True  # the parser reads what the client sent
         self.late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -48,7 +51,8 @@ class Wire(HttpToolsProtocol):
         if self.head and self.raw == 0 and self.late is None:
             self._expect_head()
         self.raw += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._feed(data)
         if self.deaf or self.parser is None:
             return
         if self.head and self.raw > limits.HEADER_BYTES:
@@ -56,7 +60,27 @@ class Wire(HttpToolsProtocol):
         elif self.raw > self.most:
             self.refuse(Refusal("body_too_large", limit=self.most))
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.refuse(Refusal("bad_request"))
+
+    def _stay(self, rest: bytes) -> None:
+        """A client that would like another protocol gets this one. The parser has stopped after the
+        headers; a new one is told how the body comes, and reads it."""
+        self.parser = httptools.HttpRequestParser(self)
+        framing = [b": ".join(field) for field in self.headers if field[0] in FRAMING_FIELDS]
+        self.primed = False
+        self.parser.feed_data(b"\r\n".join([b"POST / HTTP/1.1", *framing, b"", b""]))
+        self.primed = True
+        self._feed(rest)
+
     def on_message_begin(self) -> None:
+        if not self.primed:
+            return
         if self.cycle is not None and not self.cycle.response_complete:
             self.deaf = True  # pipelined: the first is answered, and we go on listening for its end
             self.cycle.keep_alive = False
@@ -64,15 +88,15 @@ class Wire(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self.deaf:
+        if self.primed and not self.deaf:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self.head and not self.deaf and len(self.headers) <= limits.HEADERS:  # no trailers
+        if self.primed and self.head and not self.deaf and len(self.headers) <= limits.HEADERS:  # no trailers
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self.deaf:
+        if self.deaf or not self.primed:
             return
         self._head_came()
         self.head = False
@@ -89,7 +113,7 @@ class Wire(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
-        if self.deaf:
+        if self.deaf or self.parser.should_upgrade():
             return
         super().on_message_complete()
         self.raw, self.head = 0, True
@@ -108,9 +132,6 @@ class Wire(HttpToolsProtocol):
             self.cycle.message_event.set()
             self.transport.write(_answer(error))
         self.transport.close()
-
-    def _unsupported_upgrade_warning(self) -> None:
-        """A client that would like another protocol gets this one: nothing to warn of."""
 
     def _expect_head(self) -> None:
         self.late = self.loop.call_later(limits.HEADER_SECONDS, self._too_late)
