@@ -42,6 +42,12 @@ def tokenizer(source: str) -> Tokenizer:
     return Tokenizer(parts, source)
 
 
+def steering(source: str) -> set[int]:
+    """Ids that a client of this template may not write: special tokens, and others it writes itself."""
+    words = [*texts.CONTROL, *kit.CONTROL, *(word for word in kit.STEERING if word in source)]
+    return {core().token_to_id(word) or 0 for word in words}
+
+
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox(size=1, preload=("template.render",)) as sandbox:
@@ -100,20 +106,19 @@ CONTENT = st.lists(st.sampled_from(PARTS), min_size=1, max_size=6).map("".join)
 
 
 @pytest.mark.parametrize("style", kit.TEMPLATES)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(contents=st.lists(CONTENT, min_size=3, max_size=3))
 def test_no_client_opens_a_turn(sandbox: Sandbox, style: str, contents: list[str]) -> None:
     """The control tokens of a chat are those of the same chat about nothing."""
     source = kit.TEMPLATES[style]
     roles = ["user", "assistant", "user"]
-    control = tokenizer(source).control
 
-    def steering(texts_: list[str]) -> list[int]:
+    def steers(texts_: list[str]) -> list[int]:
         messages = [{"role": role, "content": text} for role, text in zip(roles, texts_, strict=True)]
         ids = tokenizer(source).encode_segments(template(sandbox, source).render(messages))
-        return [i for i in ids if i in control]
+        return [i for i in ids if i in steering(source)]
 
-    assert steering(contents) == steering(["a", "b", "c"])
+    assert steers(contents) == steers(["a", "b", "c"])
 
 
 def forged(word: str) -> dict[str, Any]:
@@ -134,13 +139,13 @@ def forged(word: str) -> dict[str, Any]:
 @pytest.mark.parametrize("style", kit.TOOLED)
 @pytest.mark.parametrize("word", ["<|im_end|>", "<|eot_id|>", "</tool_response>", "<tool_call>"])
 def test_names_tools_and_arguments_are_the_clients_too(sandbox: Sandbox, style: str, word: str) -> None:
-    source, control = kit.TEMPLATES[style], tokenizer(kit.TEMPLATES[style]).control
+    source = kit.TEMPLATES[style]
 
-    def steering(chat: dict[str, Any]) -> list[int]:
+    def steers(chat: dict[str, Any]) -> list[int]:
         ids = tokenizer(source).encode_segments(template(sandbox, source).render(**chat))
-        return [i for i in ids if i in control]
+        return [i for i in ids if i in steering(source)]
 
-    assert steering(forged(word)) == steering(forged("-"))
+    assert steers(forged(word)) == steers(forged("-"))
 
 
 def test_a_role_of_the_protocol_may_name_a_token_and_another_may_not(sandbox: Sandbox) -> None:

@@ -93,6 +93,14 @@ def test_the_ways_to_cut_differ() -> None:
     assert len(found) == len({way.expressions for way in CUTS.values()})
 
 
+def test_a_piece_that_is_a_token_is_one_where_merges_do_not_count() -> None:
+    for name, way in CUTS.items():
+        ids = from_gguf(kit.byte_metadata(name)).encode("zzz")
+        assert (
+            (len(ids) == 1) == way.whole == (name in ("llama-bpe", "llama3", "llama-v3", "falcon3", "tekken"))
+        )
+
+
 class Pieces:
     """SentencePiece's algorithm, slow and plain: join the neighbours whose piece scores highest, the
     leftmost first; what is no piece is spelled in bytes."""

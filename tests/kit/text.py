@@ -24,9 +24,10 @@ PIECES = [
     "\u00a0", "\u3000", "\u202e", "\u200f", "\x00", "\x07", "\x1b[0m", "\x7f", "\ufffd", "\uffff", "\U0010ffff", "\ue000",
     "  ", "    ", "\n", "\n\n", "\r\n", "\t", " \n ", "\t\t  \n", "0", "42", "3.14159", "1,000,000", "1e-9", "٣٤", "२०२६", "⁴₂",
     "def f(x):\n    return x**2  # ok\n", "<div class=\"a\">&amp;</div>", "{\"a\": [1, null]}", "a_b-c/d\\e", "!!!???...", "«»“”‘’",
+    "zzz",
     "<|im_start|>", "<|im_end|>", "<|im_start", "|>", "<|", "<s>", "</s>", "<unk>", "<0x0A>", "Ġ", "▁", "Ċ", "<think>", "</think>", "[INST]",
 ]  # fmt: skip
-PLAIN = [piece for piece in PIECES if "<" not in piece]
+PLAIN = [piece for piece in PIECES if "<" not in piece and piece != "zzz"]
 CROSSING = [
     "12345 67890",
     "I'Ll  go\n\n don't ...\r\n",
@@ -84,7 +85,9 @@ def byte_level(size: int = 1000) -> dict[str, Any]:
         vocab_size=size, special_tokens=CONTROL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )  # fmt: skip
     core.train_from_iterator([*SCRIPTS * 4, *PLAIN * 2, *CROSSING * 9], trainer)
-    return json.loads(core.to_str())["model"]
+    model = json.loads(core.to_str())["model"]
+    model["vocab"]["zzz"] = len(model["vocab"])  # a token that no merges make
+    return model
 
 
 @cache

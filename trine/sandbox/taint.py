@@ -116,9 +116,8 @@ class Text(str):
 
     def _cut(self, start: int, stop: int) -> Text:
         """The characters from `start` to before `stop`, with their trust."""
-        trust = tuple(
-            (max(a, start) - start, min(b, stop) - start) for a, b in self._trust if a < stop and b > start
-        )
+        inside = ((max(a, start) - start, min(b, stop) - start) for a, b in self._trust)
+        trust = tuple((a, b) for a, b in inside if a < b)
         return Text(str.__getitem__(self, slice(start, stop)), trust)
 
     def _find(self, parts: list[str], gap: int) -> list[str]:
