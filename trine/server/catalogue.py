@@ -65,7 +65,7 @@ CATALOGUE: dict[str, Entry] = {
     "invalid_value": Entry(400, BAD, "{field} must be {wanted}"),
     "invalid_token": Entry(400, BAD, "{field}: token ids are from 0 to {last}"),
     "empty_prompt": Entry(400, BAD, "{field} is empty: there is nothing to go on from"),
-    "invalid_messages": Entry(400, BAD, "{reason}"),
+    "invalid_request": Entry(400, BAD, "{reason}"),
     "context_length_exceeded": Entry(
         400,
         BAD,
@@ -145,7 +145,7 @@ def refusal(error: BaseException) -> Refusal:
             return error
         case RequestError():
             reason = plain(str(error), "this request cannot be served as it is")
-            return Refusal("invalid_messages", error.field, reason=reason)
+            return Refusal("invalid_request", error.field, reason=reason)
         case Overloaded():
             return Refusal("rate_limit_exceeded", seconds=max(1, math.ceil(error.seconds)))
         case EngineDead():

@@ -6,7 +6,7 @@ import math
 
 from msgspec import UNSET, Struct, UnsetType
 
-from .ask import Count
+from .ask import Ask, Count
 
 LOWEST = -9999.0  # what stands for a logprob of minus infinity, which JSON has not
 
@@ -26,6 +26,11 @@ def counted(count: Count) -> Usage:
     """`prompt_tokens_details` is left out when the engine did not say what was cached."""
     details = UNSET if count.cached is None else PromptDetails(count.cached)
     return Usage(count.prompt, count.output, count.prompt + count.output, details)
+
+
+def no_usage(ask: Ask) -> UnsetType | None:
+    """What events before the last say of usage: null if it is to come."""
+    return None if ask.include_usage else UNSET
 
 
 def finite(logprob: float) -> float:

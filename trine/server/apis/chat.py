@@ -20,7 +20,7 @@ from trine.server.controls import (
     stops,
 )
 from trine.server.infer import Head, route
-from trine.server.openai import Usage, counted, finite, spelled
+from trine.server.openai import Usage, counted, finite, no_usage, spelled
 from trine.server.turns import Argument, Messages, arguments, turns
 
 
@@ -54,11 +54,11 @@ class Logprobs(Struct, frozen=True):
     refusal: None = None
 
 
-class Said(Struct, frozen=True):
+class Said(Struct, frozen=True, kw_only=True):
     """The message of an answer."""
 
-    content: str
     role: str = "assistant"
+    content: str
     refusal: None = None
 
 
@@ -83,15 +83,15 @@ class PieceChoice(Struct, frozen=True):
     finish_reason: str | None = None
 
 
-class Completion(Struct, frozen=True):
+class Completion(Struct, frozen=True, kw_only=True):
     """A chat completion."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[Choice]
     usage: Usage
-    object: str = "chat.completion"
 
 
 class Chunk(Struct, frozen=True):
@@ -155,28 +155,30 @@ class Chat:
 
     def opening(self, head: Head, ask: Ask) -> list[Struct]:
         """Who speaks, once for each choice."""
-        return [_chunk(head, ask, PieceChoice(i, Piece(role="assistant", content=""))) for i in range(ask.n)]
+        first = Piece(role="assistant", content="")
+        return [_chunk(head, [PieceChoice(i, first)], no_usage(ask)) for i in range(ask.n)]
 
     def events(self, head: Head, ask: Ask, delta: Delta) -> list[Struct]:
         """Text, then the reason of the end, then the usage: each in an event of its own."""
         if delta.usage:
-            last = Chunk(head.id, head.created, head.model, [], counted(delta.usage))
-            return [last] if ask.include_usage else []
-        found: list[Struct] = []
+            return [_chunk(head, [], counted(delta.usage))] if ask.include_usage else []
+        pieces: list[PieceChoice] = []
         if delta.text or delta.tokens:
             shown = logprobs(head, ask, delta.tokens)
-            found.append(_chunk(head, ask, PieceChoice(delta.index, Piece(content=delta.text), shown)))
+            pieces.append(PieceChoice(delta.index, Piece(content=delta.text), shown))
         if delta.finished:
-            found.append(_chunk(head, ask, PieceChoice(delta.index, Piece(), finish_reason=delta.finished)))
-        return found
+            pieces.append(PieceChoice(delta.index, Piece(), finish_reason=delta.finished))
+        return [_chunk(head, [piece], no_usage(ask)) for piece in pieces]
 
     def whole(self, head: Head, ask: Ask, choices: list[Delta], usage: Count) -> Struct:
         """The completion in one body."""
         found = [
-            Choice(one.index, Said(one.text), one.finished, logprobs(head, ask, one.tokens))
+            Choice(one.index, Said(content=one.text), one.finished, logprobs(head, ask, one.tokens))
             for one in choices
         ]
-        return Completion(head.id, head.created, head.model, found, counted(usage))
+        return Completion(
+            id=head.id, created=head.created, model=head.model, choices=found, usage=counted(usage)
+        )
 
 
 def _limit(body: ChatBody) -> int | None:
@@ -204,8 +206,8 @@ def _logprob(head: Head, token: Token) -> TokenLogprob:
     return TokenLogprob(spelled(raw), finite(token.logprob.logprob), list(raw), top)
 
 
-def _chunk(head: Head, ask: Ask, choice: PieceChoice) -> Chunk:
-    return Chunk(head.id, head.created, head.model, [choice], None if ask.include_usage else UNSET)
+def _chunk(head: Head, choices: list[PieceChoice], usage: Usage | UnsetType | None) -> Chunk:
+    return Chunk(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
 
 
 PLUGIN = (route(Chat()),)

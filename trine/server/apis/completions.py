@@ -12,7 +12,7 @@ from trine.server.ask import Ask, Count, Delta, Facts, Token
 from trine.server.catalogue import Refusal
 from trine.server.controls import IGNORED, UNSUPPORTED, Controls, check, given, sampling, stops
 from trine.server.infer import Head, route
-from trine.server.openai import Usage, counted, finite, spelled
+from trine.server.openai import Usage, counted, finite, no_usage, spelled
 
 DEFAULT_TOKENS = 16  # OpenAI's, when max_tokens is left out
 
@@ -79,24 +79,23 @@ class Completions:
 
     def opening(self, head: Head, ask: Ask) -> list[Struct]:
         """Nothing but that the prompt was taken."""
-        return [_chunk(head, ask, Choice(0, ""))]
+        return [_completion(head, [Choice(0, "")], no_usage(ask))]
 
     def events(self, head: Head, ask: Ask, delta: Delta) -> list[Struct]:
         """Text with the reason of its end, then the usage."""
         if delta.usage:
-            last = Completion(head.id, head.created, head.model, [], counted(delta.usage))
-            return [last] if ask.include_usage else []
+            return [_completion(head, [], counted(delta.usage))] if ask.include_usage else []
         if not (delta.text or delta.tokens or delta.finished):
             return []
         shown = logprobs(head, ask, delta.tokens)
-        return [_chunk(head, ask, Choice(delta.index, delta.text, shown, delta.finished))]
+        return [_completion(head, [Choice(delta.index, delta.text, shown, delta.finished)], no_usage(ask))]
 
     def whole(self, head: Head, ask: Ask, choices: list[Delta], usage: Count) -> Struct:
         """The completion in one body."""
         found = [
             Choice(one.index, one.text, logprobs(head, ask, one.tokens), one.finished) for one in choices
         ]
-        return Completion(head.id, head.created, head.model, found, counted(usage))
+        return _completion(head, found, counted(usage))
 
 
 def prompts(given: str | list[str | int | list[int]], facts: Facts) -> list[str | list[int]]:
@@ -129,8 +128,8 @@ def logprobs(head: Head, ask: Ask, tokens: list[Token]) -> Logprobs | None:
     )
 
 
-def _chunk(head: Head, ask: Ask, choice: Choice) -> Completion:
-    return Completion(head.id, head.created, head.model, [choice], None if ask.include_usage else UNSET)
+def _completion(head: Head, choices: list[Choice], usage: Usage | UnsetType | None) -> Completion:
+    return Completion(id=head.id, created=head.created, model=head.model, choices=choices, usage=usage)
 
 
 PLUGIN = (route(Completions()),)

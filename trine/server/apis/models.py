@@ -14,26 +14,26 @@ from trine.server.route import Face, Json, Route
 PATH = "/v1/models"
 
 
-class Model(Struct, frozen=True):
+class Model(Struct, frozen=True, kw_only=True):
     id: str
-    created: int
-    max_model_len: int
     object: str = "model"
+    created: int
     owned_by: str = "trine"
+    max_model_len: int
 
 
-class Models(Struct, frozen=True):
-    data: list[Model]
+class Models(Struct, frozen=True, kw_only=True):
     object: str = "list"
+    data: list[Model]
 
 
 def model(face: Face) -> Model:
     facts = face.service.facts()
-    return Model(facts.model, face.created, facts.max_model_len)
+    return Model(id=facts.model, created=face.created, max_model_len=facts.max_model_len)
 
 
 async def every(face: Face, request: Request) -> ASGIApp:
-    return Json(Models([model(face)]))
+    return Json(Models(data=[model(face)]))
 
 
 async def one(face: Face, request: Request) -> ASGIApp:
