@@ -349,7 +349,8 @@ class Scheduler:
     def commit(self, rows: list[Row], seqs: list[Sequence], lives: list[int], result: Result) -> list[Output]:
         """Take in a step's result: by row, its sequence, and the life it had when it was launched."""
         outputs: list[Output] = []
-        computed, maker, finished = 0, self.cache.maker, Status.FINISHED
+        computed, finished = 0, Status.FINISHED
+        maker, windows, size = self.cache.maker, self.cache.windows, self.cache.size
         logprobs = result.logprobs or repeat(None)
         for row, seq, life, tokens, shown in zip(rows, seqs, lives, result.tokens, logprobs, strict=False):
             wanted = 1 + row.drafts if row.sample else 0
@@ -370,7 +371,7 @@ class Scheduler:
             if fresh:
                 if seq in maker:
                     self._fix(seq, self.cache.publish(seq))
-                if self.cache.windows:
+                if windows and seq.computed % size < count:  # a page was filled
                     self._fix(seq, self.cache.slide(seq))
         self.counts.steps += 1
         self.counts.computed += computed
