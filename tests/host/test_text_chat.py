@@ -297,6 +297,8 @@ def test_an_error_says_what_the_template_said(sandbox: Sandbox, source: str, wor
 def test_check_tells_a_broken_template_at_the_start_and_what_a_good_one_reads(sandbox: Sandbox) -> None:
     with pytest.raises(CheckpointError, match="line 2"):
         template(sandbox, "x\n{% endif %}").check()
+    with pytest.raises(CheckpointError, match="line 1"):
+        template(sandbox, "{{").warm()
     names = template(sandbox, kit.TEMPLATES["qwen3"]).check()["default"]
     assert "enable_thinking" in names and "messages" in names
 

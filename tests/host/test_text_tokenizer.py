@@ -247,6 +247,11 @@ def test_the_name_of_a_template_is_never_a_path(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["f"]
 
 
+def test_nor_is_the_name_in_a_gguf_file() -> None:
+    with pytest.raises(CheckpointError, match="not a name"):
+        from_metadata(kit.byte_metadata("smollm") | {"tokenizer.chat_template.../../x": "{{ messages }}"})
+
+
 def test_a_template_file_goes_before_the_settings(tmp_path: Path) -> None:
     folder = kit.write_folder(tmp_path / "f", "gpt-2", config={"chat_template": "old"})
     assert Tokenizer.open(folder).chat_template == "old"
@@ -289,3 +294,21 @@ def test_added_tokens_that_are_not_special_are_text(tmp_path: Path) -> None:
     ids = tokenizer.encode("<think>é x")
     assert ids[:2] == [tokenizer.vocab - 2, tokenizer.vocab - 1]
     assert tokenizer.decode(ids) == "<think>é x"
+
+
+def test_pieces_from_a_folder(tmp_path: Path) -> None:
+    parts = from_metadata(kit.sentence_metadata())
+    parts.core.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "special_tokens_map.json").write_text(
+        json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "</s>"})
+    )
+    tokenizer, reference = (
+        Tokenizer.open(tmp_path),
+        PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json")),
+    )
+    assert (tokenizer.bos, tokenizer.eos, tokenizer.vocab) == (1, (2,), parts.vocab)
+    for text in TEXTS[:300]:
+        ids = reference.encode(text, add_special_tokens=False)
+        assert tokenizer.encode(text, special=True) == ids
+        wanted = reference.decode(ids, clean_up_tokenization_spaces=False)
+        assert tokenizer.decode(ids, skip_special=False) == wanted

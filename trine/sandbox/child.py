@@ -18,7 +18,8 @@ INPUT = 64 * 1024 * 1024  # bytes of one call
 
 def main() -> None:
     """Serve calls until the parent is gone."""
-    sys.path.append(str(Path(__file__).resolve().parents[2]))  # where `trine` itself is
+    if (root := str(Path(__file__).resolve().parents[2])) not in sys.path:
+        sys.path.insert(0, root)  # `trine` itself, when it is not installed
     from trine.sandbox import frame, limit, task
 
     limit.settle(int(sys.argv[1]))

@@ -28,6 +28,8 @@ def settle(parent: int) -> None:
         prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     if os.getppid() != parent:  # it died before the kernel was asked to tell
         raise SystemExit(0)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # whatever the parent had blocked
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the timer's: it must end the process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to act on
     for what in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(what, (0, 0))

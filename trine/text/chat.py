@@ -62,6 +62,12 @@ class ChatTemplate:
         """Whether there is a template at all."""
         return bool(self.sources)
 
+    def warm(self) -> None:
+        """Start the sandbox's children and check the templates, so that the first chat waits for
+        nothing and a broken template is told at once. Takes a tenth of a second: not for an event loop."""
+        self._sandbox.warm()
+        self.check()
+
     def check(self) -> dict[str, list[str]]:
         """The names that each template reads; CheckpointError for one that cannot be compiled."""
         try:

@@ -6,7 +6,6 @@ or a pickle is not read, and the name of a chat template is never the name of a 
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,10 @@ from tokenizers import Tokenizer
 
 from ..errors import CheckpointError, Unsupported
 from ..loader.files import open_regular, read_json
-from .parts import Parts
+from .parts import Parts, template_name
 
 TOKENIZER_BYTES = 128 * 2**20
 TEMPLATE_BYTES = 2**20
-NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 def from_folder(path: Path) -> Parts:
@@ -104,11 +102,10 @@ def _templates(path: Path, config: dict[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in given if isinstance(given, list) else []:
         match entry:
-            case {"name": str(name), "template": str(template)} if NAME.fullmatch(name):
-                found[name] = template
+            case {"name": name, "template": str(template)}:
+                found[template_name(name, str(path))] = template
             case _:
-                name = entry.get("name") if isinstance(entry, dict) else entry
-                raise CheckpointError(f"{path}: a chat template is called {name!r:.80}, which is not a name")
+                raise CheckpointError(f"{path}: an entry of chat_template has no name or no template")
     return found
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 import tokenizers
+
+from ..errors import CheckpointError
+
+NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -20,3 +25,10 @@ class Parts:
     suffix: tuple[int, ...] = ()  # and ends with
     words: dict[str, str] = field(default_factory=dict)  # bos_token and the like: their text, for templates
     templates: dict[str, str] = field(default_factory=dict)  # chat templates by name; "default" is the usual
+
+
+def template_name(name: object, where: str) -> str:
+    """The name of a chat template, which must look like one; CheckpointError for a path and the like."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise CheckpointError(f"{where}: a chat template is called {name!r:.80}, which is not a name")
+    return name

@@ -57,6 +57,11 @@ class Tokenizer:
         return self._parts.vocab
 
     @property
+    def longest(self) -> int:
+        """Characters of text that one token can stand for, at most."""
+        return self._parts.longest
+
+    @property
     def bos(self) -> int | None:
         return self._parts.bos
 
@@ -111,7 +116,7 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:
             raise RequestError("the text has half of a surrogate pair, which no UTF-8 has") from None
-        if limit is not None and len(text) > (most := limit * self._parts.longest):
+        if limit is not None and len(text) > (most := limit * self.longest):
             raise RequestError(
                 f"the text has {len(text)} characters; {limit} tokens hold at most {most}: "
                 f"it is too long by at least {len(text) - most} characters"

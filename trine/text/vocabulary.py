@@ -7,13 +7,16 @@ https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows nothing of the 
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from ..errors import CheckpointError, Unsupported
-from .parts import Parts
+from .parts import Parts, template_name
 from .pretokenizer import Cut, cut
+
+log = logging.getLogger(__name__)
 
 NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 KEY = "tokenizer.ggml."
@@ -31,6 +34,8 @@ def from_metadata(metadata: dict[str, Any]) -> Parts:
     kinds = _kinds(metadata, tokens)
     match model := metadata.get(KEY + "model"):
         case "gpt2":
+            if KEY + "pre" not in metadata:
+                log.warning("the file does not say how its tokenizer cuts text (%spre); a guess is used", KEY)
             way = cut(str(metadata.get(KEY + "pre", "default")))
             core, bos_first = _byte_level(tokens, _list(metadata, "merges", str), way), way.bos
         case "llama":
@@ -173,9 +178,10 @@ def _words(metadata: dict[str, Any], tokens: list[str]) -> dict[str, str]:
 def _templates(metadata: dict[str, Any]) -> dict[str, str]:
     """`tokenizer.chat_template` is the default one, `tokenizer.chat_template.NAME` are others."""
     start = "tokenizer.chat_template"
-    found = {
-        key.removeprefix(start).removeprefix(".") or "default": key
-        for key in metadata
-        if key.startswith(start)
-    }
-    return {name: text for name, key in found.items() if isinstance(text := metadata[key], str)}
+    found: dict[str, str] = {}
+    for key, text in metadata.items():
+        if key == start and isinstance(text, str):
+            found["default"] = text
+        elif key.startswith(start + ".") and isinstance(text, str):
+            found[template_name(key.removeprefix(start + "."), key)] = text
+    return found
