@@ -140,6 +140,7 @@ def test_however_a_reader_goes_the_engine_is_free_at_once(way: str) -> None:
             stats = await empty(client)
             assert (stats.aborted, stats.finished, stats.held) == (1, 0, 0)
             client.abort("a"), client.abort("never was")
+            assert not client._names and not client._streams and not client._replay.records
             assert tokens(await read(client, ask("a"))) == solo(ask("a"))
 
     asyncio.run(body())
@@ -192,6 +193,24 @@ def test_a_clean_stop_leaves_nothing_and_ends_the_streams() -> None:
         assert await client.ended() is None
         with pytest.raises(EngineDead):
             client.submit(ask("b"))
+
+    asyncio.run(body())
+
+
+def test_closing_is_always_possible() -> None:
+    async def body() -> None:
+        never = made()
+        await never.close()
+        client = made("--phase", "hold")
+        starting = asyncio.create_task(client.start())
+        await until(lambda: client._life and "phase: hold" in client._life._lines)
+        pid = process_of(client)
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        await client.close()
+        await client.close()
+        assert not Path(f"/proc/{pid}").exists() and not client.folder.path.exists()
 
     asyncio.run(body())
 

@@ -18,7 +18,7 @@ from trine.engine.client import EngineClient, Limits
 from . import engine_process
 
 SCRIPT = engine_process.__file__
-QUICK = Limits(tick=0.01, silent=0.8, frozen=1.2, slow=0.9, stalled=1.2, start=30, back_off=0.01, stop=3)
+QUICK = Limits(tick=0.01, silent=1.5, frozen=20, slow=20, stalled=20, start=30, back_off=0.01, stop=3)
 
 
 def made(*flags: str, limits: Limits = QUICK, listener=None, **config) -> EngineClient:

@@ -103,6 +103,7 @@ class EngineClient:
         self._stats = StepStats()
         self._counts = Counts()
         self._state = "not started"
+        self._context: Any = None
         self._ready: Ready | None = None
         self._life: Life | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -172,7 +173,8 @@ class EngineClient:
         for name in list(self._replay.records):
             self._end(name)
         self._fail_answers("the engine was stopped")
-        self._context.destroy(linger=0)
+        if self._context:
+            self._context.destroy(linger=0)
         self.folder.close()
         self._ended.set()
 
@@ -328,8 +330,11 @@ class EngineClient:
             try:
                 await self._bury(self._life, death)
                 await self._revive()
-            except EngineDead as error:
-                return self._give_up(error)
+            except Exception as error:
+                dead = (
+                    error if isinstance(error, EngineDead) else EngineDead(f"{type(error).__name__}: {error}")
+                )
+                return self._give_up(dead)
 
     async def _bury(self, life: Life, death: Death) -> None:
         self._state = "restarting"
@@ -357,7 +362,7 @@ class EngineClient:
             try:
                 await self._begin()
                 return
-            except EngineDead as error:
+            except Exception as error:  # no memory, no descriptors: that may pass
                 log.error("start %d of %d failed: %s", attempt, self._limits.failed_starts, error)
                 if self._life:
                     await self._life.kill()

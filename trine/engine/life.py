@@ -34,6 +34,7 @@ from . import wire
 COMMAND = (sys.executable, "-P", "-m", "trine.engine.loop")
 LINE_BYTES = 4096
 LAST_LINES = 40
+KILL_SECONDS = 10.0
 DRAIN_TURNS, DRAIN_SECONDS = 25, 0.02  # for what the process said before it died
 
 CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL}  # its own doing
@@ -83,7 +84,7 @@ class Life:
         self.ready: asyncio.Future[Ready] = loop.create_future()
         self.death: asyncio.Future[Death] = loop.create_future()
         self.beat = Beat(0, False, 0.0)
-        self.silence = 0.0  # seconds listened to without hearing a beat
+        self.silence = 0.0  # seconds listened to without hearing anything
         self.still = 0.0  # seconds with work and without a step
         self.frames = 0
         self._limits, self._hear, self._context = limits, hear, context
@@ -135,11 +136,14 @@ class Life:
     async def kill(self) -> None:
         """At once, with its children. Safe to call twice."""
         self._over("the engine process was ended", False)
-        process = self.process
+        process, deadline = self.process, time.monotonic() + KILL_SECONDS
         while process and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await asyncio.sleep(0.005)
+            if time.monotonic() > deadline:  # it hangs in the kernel, where no signal reaches it
+                log.critical("the engine process %d cannot be ended", process.pid)
+                break
         if process and process.stdin:
             process.stdin.close()
         for task in self._tasks:
@@ -201,10 +205,11 @@ class Life:
     async def _listen(self) -> None:
         while True:
             for message in self.reader.take(await self._outputs.recv()):
+                self.silence = 0.0
                 match message:
                     case Beat(step):
                         self.still *= step == self.beat.step
-                        self.silence, self.beat = 0.0, message
+                        self.beat = message
                         self._met.set()
                     case Ready():
                         if not self.ready.done():

@@ -154,9 +154,10 @@ class Link:
 
     def hello(self) -> None:
         """Wait for the first message: the face is connected both ways and has removed the names."""
-        if not self.inbox.poll(int(HELLO_SECONDS * 1000)):
-            raise TimeoutError(f"the face said nothing for {HELLO_SECONDS:.0f} s")
-        self.reader.take(self.inbox.recv())
+        while self.inbox.poll(int(HELLO_SECONDS * 1000)):
+            if self.reader.take(self.inbox.recv()):
+                return
+        raise TimeoutError(f"the face said nothing for {HELLO_SECONDS:.0f} s")
 
     def send(self, messages: list[Any]) -> None:
         """Waits if the face does not read: its memory is bounded, and so is ours."""
