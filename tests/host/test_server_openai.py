@@ -97,14 +97,15 @@ def test_logprobs_join_to_the_text() -> None:
                 max_tokens=50,
                 stop=["stop", "漢"],
                 logprobs=True,
-                top_logprobs=2,
+                top_logprobs=4,
             )
             choice = done.choices[0]
             assert choice.logprobs and choice.logprobs.content is not None
             if choice.finish_reason == "stop":  # at the limit a character may be cut
                 raw = b"".join(bytes(token.bytes or []) for token in choice.logprobs.content)
                 assert raw.decode() == choice.message.content
-            assert all(len(token.top_logprobs) == 2 for token in choice.logprobs.content)
+            tops = [[top.logprob for top in token.top_logprobs] for token in choice.logprobs.content]
+            assert all(top == [-0.5, -1.5, -9999.0, -9999.0] for top in tops), "JSON has no infinity"
             assert all(-8 < token.logprob <= 0 for token in choice.logprobs.content)
 
     with_client(body)

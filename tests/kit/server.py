@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
 from collections.abc import Callable
 from contextlib import asynccontextmanager
@@ -183,7 +184,7 @@ class Script:
 
     def _logprob(self, token: int) -> Logprob:
         alternatives = self.request.sampling.logprobs or 0
-        top = [((token + i) % 256, -0.5 - i) for i in range(alternatives)]
+        top = [((token + i) % 256, -0.5 - i if i < 2 else -math.inf) for i in range(alternatives)]
         return Logprob(token, -0.25 - self._hash("logprob", self.made) % 7, 1, top)
 
     def _usage(self) -> Usage:
@@ -283,11 +284,11 @@ async def call(
     body: Any = None,
     headers: dict[str, str] | None = None,
     *,
-    parts: list[bytes] | None = None,
+    parts: list[bytes | asyncio.Event] | None = None,
 ) -> Reply:
     """One request, straight through the ASGI interface: `body` is bytes or a value for JSON.
 
-    `parts`: the body as it comes. The client stays until it is answered."""
+    `parts`: the body as it comes; an event is waited for. The client stays until it is answered."""
     raw = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
     fields = {"host": "localhost", "content-type": "application/json"}
     if body is not None and parts is None:
@@ -311,6 +312,9 @@ async def call(
     async def receive() -> Any:
         if coming:
             part = coming.pop(0)
+            if isinstance(part, asyncio.Event):
+                await part.wait()
+                part = coming.pop(0)
             return {"type": "http.request", "body": part, "more_body": bool(coming)}
         await over.wait()
         return {"type": "http.disconnect"}

@@ -88,7 +88,7 @@ class Access:
             self._body(fields)
         caller = Caller(new_id(), space)
         exchange.label = label[0] if label else caller.id.encode()
-        scope.setdefault("state", {}).update(caller=caller, max_body=self.rules.max_body)
+        scope.setdefault("state", {})["caller"] = caller
 
     def _host(self, scope: Scope, fields: Headers) -> None:
         hosts = values(fields, b"host")

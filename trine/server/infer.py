@@ -72,23 +72,29 @@ def route(dialect: Dialect) -> Route:
     )
 
 
-async def read(request: Request) -> bytes:
-    """The body, counted while it comes."""
-    limit, parts, size = request.scope["state"]["max_body"], [], 0
+async def read(face: Face, request: Request) -> bytes:
+    """The body, counted while it comes; all that come at once are counted together."""
+    limit, parts, size = face.config.max_body_bytes, [], 0
     try:
         async with asyncio.timeout(limits.BODY_SECONDS):
             while True:
                 message = await request.receive()
                 if message["type"] == "http.disconnect":
                     raise Gone
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
+                part = message.get("body", b"")
+                parts.append(part)
+                size += len(part)
+                face.held += len(part)
                 if size > limit:
                     raise Refusal("body_too_large", limit=limit)
+                if face.held > limit * limits.HELD_BODIES:
+                    raise Refusal("rate_limit_exceeded", seconds=1)
                 if not message.get("more_body", False):
                     return b"".join(parts)
     except TimeoutError:
         raise Refusal("slow_request") from None
+    finally:
+        face.held -= size
 
 
 class Speaker:
@@ -99,7 +105,7 @@ class Speaker:
 
     async def run(self, face: Face, request: Request) -> ASGIApp:
         facts, who = face.service.facts(), caller(request)
-        ask = admit(self.dialect, await read(request), facts, who)
+        ask = admit(self.dialect, await read(face, request), facts, who)
         spell = face.service.tokenizer.token_bytes
         head = Head(f"{self.dialect.prefix}-{who.id}", int(time.time()), facts.model, spell)
         return Answer(face.service, self.dialect, ask, head, who.id)

@@ -6,7 +6,7 @@ Every list, number and depth that a client controls has its bound here. Knows no
 from __future__ import annotations
 
 JSON_DEPTH = 64  # containers inside containers
-JSON_ITEMS = 400_000  # values in one body, counted by commas: more would hold the event loop too long
+JSON_ITEMS = 262_144  # values in one body, counted by commas: more would hold the event loop too long
 JSON_BRACKETS = 32_768  # objects and arrays in one body
 JSON_STRINGS = 200_000
 
@@ -29,6 +29,7 @@ LABEL = r"[A-Za-z0-9_-]{1,64}"  # X-Request-Id: the client's own name of a reque
 HEADER_BYTES = 16 * 1024
 HEADERS = 100
 EARLY_BODY = 16 * 1024  # bytes of a body held before its sender is known
+HELD_BODIES = 64  # the largest bodies that are held at once, counted in bytes, while they come
 HEADER_SECONDS = 20.0  # from a connection's first byte, or its opening, to the end of the headers
 BODY_SECONDS = 120.0  # from the headers to the end of the body
 STALL_SECONDS = 60.0  # a client that takes nothing for so long has gone

@@ -31,6 +31,7 @@ class Face:
     service: Service
     config: Config
     routes: tuple[Route, ...] = ()
+    held: int = 0  # bytes of bodies that are being read
     created: int = field(default_factory=lambda: int(time.time()))
 
 

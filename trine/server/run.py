@@ -86,7 +86,7 @@ class Front:
             make_app(service, config),
             make_app(service, config, admin=True),
         ]
-        self.signals = 0
+        self.signals = self.status = 0
         self.told = asyncio.Event()  # to end
         self.cut = asyncio.Event()  # to end now
 
@@ -100,6 +100,8 @@ class Front:
                 asyncio.create_task(listener.serve(sockets=[bound]))
                 for listener, bound in zip(listeners, (public, admin), strict=True)
             ]
+            for listening in running:  # one that ends by itself ends the server
+                listening.add_done_callback(self._alone)
             try:
                 return await self._life(engine, ready, address(self.config.host, public))
             finally:
@@ -116,6 +118,12 @@ class Front:
         if self.signals > 1:
             self.cut.set()
 
+    def _alone(self, listening: asyncio.Task[None]) -> None:
+        if not self.told.is_set():
+            log.critical("a listener ended by itself", exc_info=listening.exception())
+            self.status = 1
+            self.told.set()
+
     async def _life(self, engine: Any, ready: Announce | None, where: str) -> int:
         if await self._unless_told(engine.start()):
             if self.service.meter:
@@ -127,7 +135,7 @@ class Front:
             log.critical("there is no engine any more: %s", dead)
             return 1
         await self._drain()
-        return 0
+        return self.status
 
     async def _unless_told(self, work: Any) -> Any:
         """What `work` gives, or None when the end comes first."""

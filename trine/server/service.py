@@ -102,9 +102,9 @@ class Service:
                 async for delta in deltas:
                     yield delta
         finally:
-            self.jobs.pop(id, None)
+            if self.jobs.pop(id, None):
+                self.ends.extend([self.clock()] * wanted)
             self.live -= wanted
-            self.ends.extend([self.clock()] * wanted)
             if not self.live:
                 self.idle.set()
 

@@ -52,7 +52,7 @@ async def flush(face: Face, request: Request) -> ASGIApp:
 
 async def abort(face: Face, request: Request) -> ASGIApp:
     """End requests with an error."""
-    body, _ = fields(parse(await read(request)), AbortBody)
+    body, _ = fields(parse(await read(face, request)), AbortBody)
     if body.all:
         return Json(Aborted(face.service.stop_all(Refusal("aborted"))))
     match = ID.fullmatch(body.id or "")

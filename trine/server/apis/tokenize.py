@@ -44,7 +44,7 @@ class Text(Struct, frozen=True):
 async def tokenize(face: Face, request: Request) -> ASGIApp:
     """What does not fit the context is refused here as well."""
     facts = face.service.facts()
-    body, _ = fields(parse(await read(request)), TokenizeBody)
+    body, _ = fields(parse(await read(face, request)), TokenizeBody)
     if body.model not in (None, facts.model):
         raise Refusal("model_not_found", "model")
     if (body.prompt is None) == (body.messages is None):
@@ -61,7 +61,7 @@ async def tokenize(face: Face, request: Request) -> ASGIApp:
 async def detokenize(face: Face, request: Request) -> ASGIApp:
     """Special tokens are shown as their names."""
     facts = face.service.facts()
-    body, _ = fields(parse(await read(request)), DetokenizeBody)
+    body, _ = fields(parse(await read(face, request)), DetokenizeBody)
     if body.model not in (None, facts.model):
         raise Refusal("model_not_found", "model")
     ids = token_ids(body.tokens, facts.vocab, "tokens")
