@@ -35,7 +35,7 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
     plan = resolve(config, path)
     lap("plan")
     executor = LocalExecutor(lambda: Worker(plan))
-    lap("load")
+    seconds |= executor.call("seconds")[0]
 
     from trine.cache.manager import Cache
     from trine.scheduler.scheduler import Scheduler
