@@ -12,6 +12,7 @@ is Gumbel-max with one logarithm less and chooses i with probability p_i. E_i is
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,33 +22,58 @@ from .base import Choice, Rows, Seen
 WIDTHS = (8.0, 16.0, math.inf)  # nats below the likeliest: how far top_p looks before it sorts more
 
 
+class Ask(NamedTuple):
+    """One row's numbers: REALS and WHOLES in their order, and its place."""
+
+    temperature: float
+    top_p: float
+    min_p: float
+    repetition: float
+    presence: float
+    frequency: float
+    top_k: int
+    seed: int
+    min_tokens: int
+    position: int
+    prompt: int
+
+    @property
+    def early(self) -> bool:
+        """Too early to end."""
+        return self.position - self.prompt < self.min_tokens
+
+
 class Reference:
     """Plain torch, row by row."""
 
     name = "reference"
-    order = 100
 
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
         finite = logits.amax(dim=-1).isfinite().tolist()  # one NaN or infinity shows here
-        reals, wholes = rows.reals.tolist(), rows.wholes.tolist()
-        position, prompt = rows.position.tolist(), rows.prompt.tolist()
+        numbers = zip(
+            rows.reals.tolist(),
+            rows.wholes.tolist(),
+            rows.position.tolist(),
+            rows.prompt.tolist(),
+            strict=True,
+        )
         errors: list[str | None] = [None] * len(finite)
         tokens: list[int] = [-1] * len(finite)
-        for i in range(len(finite)):
-            greedy = reals[i][0] == 0.0
-            edits = _edits(rows, i, reals[i], wholes[i], position[i] - prompt[i])
-            if greedy and not edits and finite[i]:
+        for i, (reals, wholes, position, prompt) in enumerate(numbers):
+            ask = Ask(*reals, *wholes, position, prompt)
+            edits = _edits(ask, rows, i)
+            if ask.temperature == 0.0 and finite[i] and not edits:
                 continue
             row = logits[i] if finite[i] else _finite(logits[i])
             if edits:
-                row = _edited(row, rows, i, reals[i], wholes[i], position[i], prompt[i])
+                row = _edited(row, ask, rows, i)
             top = row.max()
             if top.item() == -math.inf:
                 tokens[i], errors[i] = 0, "no token is allowed" if finite[i] else "no finite logit"
-            elif greedy:
+            elif ask.temperature == 0.0:
                 tokens[i] = int(row.argmax())
             else:
-                tokens[i] = int(_drawn(row - top, reals[i], wholes[i], position[i]))
+                tokens[i] = int(_drawn(row - top, ask))
         plain = [i for i, token in enumerate(tokens) if token < 0]
         if plain:
             best = logits.argmax(dim=-1).tolist()  # of equal logits the lowest id
@@ -69,50 +95,38 @@ def _finite(row: Tensor) -> Tensor:
     return torch.where(row.isfinite(), row, -math.inf)
 
 
-def _edits(rows: Rows, i: int, reals: list[float], wholes: list[int], made: int) -> bool:
+def _edits(ask: Ask, rows: Rows, i: int) -> bool:
     """Whether anything changes this row's logits before temperature."""
-    _, _, _, repetition, presence, frequency = reals
-    return (
-        rows.allowed[i] is not None
-        or made < wholes[2]
-        or rows.bias[i] is not None
-        or repetition != 1.0
-        or presence != 0.0
-        or frequency != 0.0
-    )
+    lists = rows.allowed[i] is not None or rows.bias[i] is not None
+    return lists or ask.early or (ask.repetition, ask.presence, ask.frequency) != (1.0, 0.0, 0.0)
 
 
-def _edited(
-    row: Tensor, rows: Rows, i: int, reals: list[float], wholes: list[int], position: int, prompt: int
-) -> Tensor:
+def _edited(row: Tensor, ask: Ask, rows: Rows, i: int) -> Tensor:
     """A copy of the row with everything done to it that comes before temperature."""
-    _, _, _, repetition, presence, frequency = reals
-    allowed, bias = rows.allowed[i], rows.bias[i]
+    allowed, bias, tokens = rows.allowed[i], rows.bias[i], rows.tokens[i][: ask.position].long()
     if allowed is None:
         row = row.clone()
     else:
         row = torch.full_like(row, -math.inf).index_copy_(0, allowed, row[allowed])
-    if position - prompt < wholes[2]:
+    if ask.early:
         row[rows.stops[i]] = -math.inf
     if bias is not None:
         row.index_add_(0, *bias)
-    if repetition != 1.0:
-        seen = rows.tokens[i][:position].long().unique()
+    if ask.repetition != 1.0:
+        seen = tokens.unique()
         old = row[seen]
-        row[seen] = torch.where(old > 0, old / repetition, old * repetition)
-    if (presence or frequency) and position > prompt:
-        output, counts = rows.tokens[i][prompt:position].long().unique(return_counts=True)
-        row[output] -= counts * frequency + presence
+        row[seen] = torch.where(old > 0, old / ask.repetition, old * ask.repetition)
+    if ask.presence or ask.frequency:
+        output, counts = tokens[ask.prompt :].unique(return_counts=True)
+        row[output] -= counts * ask.frequency + ask.presence
     return row
 
 
-def _drawn(row: Tensor, reals: list[float], wholes: list[int], position: int) -> Tensor:
+def _drawn(row: Tensor, ask: Ask) -> Tensor:
     """Draw from logits [vocab] whose largest is 0, which no temperature can overflow."""
-    temperature, top_p, min_p, *_ = reals
-    top_k, seed, _ = wholes
-    row = row.div_(temperature)
-    cut = _cut(row, top_k, top_p, min_p)
-    key = noise_key(seed, position)
+    row = row.div_(ask.temperature)
+    cut = _cut(row, ask.top_k, ask.top_p, ask.min_p)
+    key = noise_key(ask.seed, ask.position)
     if cut == -math.inf:
         ids = torch.arange(len(row), dtype=torch.int32, device=row.device)
         return row.exp_().div_(noise(key, ids)).argmin()
