@@ -80,7 +80,7 @@ def fake_kit(
         capacity=capacity,
         drafts=drafts,
     )
-    fake = FakeExecutor(groups, page_size, slots, max_len, drafts, rng, vocab=vocab, **device)
+    fake = FakeExecutor(groups, page_size, slots, max_len, drafts, rng, vocab=vocab, budget=budget, **device)
     grammars = ToyGrammars()
     engine = Engine(scheduler, fake, eos=list(eos), vocab=vocab, grammars=grammars, depth=depth)
     return Kit(engine, scheduler, pages, fake, grammars)

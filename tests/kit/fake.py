@@ -98,6 +98,7 @@ class FakeExecutor:
         rng: random.Random | None = None,
         *,
         vocab: int = VOCAB,
+        budget: int | None = None,  # tokens in a step, at most
         lazy: bool = False,
         wire: bool = False,  # batches are encoded and decoded, as between machines
         skill: float = 0.7,  # how often a guess is right
@@ -106,6 +107,7 @@ class FakeExecutor:
         self.model = Model(tuple(g.window for g in groups), vocab)
         self.kv = [[[POISON] * page_size for _ in range(g.pages)] for g in groups]
         self.size, self.slots, self.max_len, self.drafts = page_size, slots, max_len, drafts
+        self.budget = budget
         self.rng, self.lazy, self.wire, self.skill, self.tag = rng or random.Random(0), lazy, wire, skill, tag
         self.places: dict[int, Place] = {}
         self.read: dict[int, list[Read]] = {}  # by step, forward done and not sampled
@@ -170,6 +172,8 @@ class FakeExecutor:
         slots = [r.slot for r in batch.rows]
         assert len(set(slots)) == len(slots), "two rows of one slot"
         assert batch.rows, "a batch of no rows"
+        if self.budget is not None:
+            assert sum(r.count for r in batch.rows) <= self.budget, "more tokens than the budget"
         self.read[batch.step] = [self._compute(row) for row in batch.rows]
 
     def _orders(self, batch: Batch) -> None:

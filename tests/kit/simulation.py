@@ -11,10 +11,11 @@ from __future__ import annotations
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
-from trine.core.types import Output, Request
+from trine.core.types import Output, Request, Status
 
 from .engine import Kit, build
 from .oracle import oracle
@@ -62,8 +63,9 @@ class Simulation:
     def run(self) -> Counter[str]:
         while self.due or self.open or self.kit.engine.busy:
             self.events()
-            before = self._mark()
+            before, oldest = self._mark(), self.kit.scheduler.running[:1]
             outputs = self.turn()
+            assert all(s.status is not Status.WAITING for s in oldest), "the oldest was preempted"
             for output in outputs:
                 self.hear(output)
             self.audit()
@@ -178,6 +180,7 @@ class Simulation:
         running = kit.scheduler.running
         kit.cache.check(list(running))
         assert len(running) <= self.s.slots
+        assert len(kit.engine.flights) <= self.s.depth
         for stream in self.open.values():
             if stream.left >= 0:
                 assert stream.ask.id not in kit.scheduler.live, f"{stream.ask.id} lives on after its abort"
@@ -223,9 +226,16 @@ def run_seed(seed: int) -> Counter[str]:
 
 
 def hunt(first: int, steps: int) -> Counter[str]:
-    """Seeds from `first` on, until so many steps are done or one has a fault."""
+    """The kept scenarios, then seeds from `first` on until so many steps are done; a fault raises."""
     seen: Counter[str] = Counter()
+    for path in kept():
+        seen += simulate(msgspec.json.decode(path.read_bytes(), type=Scenario))
     while seen["steps"] < steps:
         seen += run_seed(first)
         first += 1
     return seen
+
+
+def kept() -> list[Path]:
+    """Scenarios that once showed a fault of the core, or of a mutant that few seeds notice."""
+    return sorted(Path(__file__).with_name("faults").glob("*.json"))
