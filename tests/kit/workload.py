@@ -88,7 +88,7 @@ def answers(asks: list[Request]) -> dict[str, int]:
 
 
 def reserving(
-    asks: list[Request], lengths: dict[str, int], memory: int
+    asks: list[Request], lengths: dict[str, int], memory: int, slots: int
 ) -> Iterator[tuple[int, int, int, int]]:
     """The older way, step by step: (running, output tokens, positions used, positions reserved).
 
@@ -96,7 +96,7 @@ def reserving(
     waiting, running = deque(asks), {}  # id: [ask, tokens with KV]
     while waiting or running:
         reserved = sum(len(a.tokens) + LIMIT for a, _ in running.values())
-        while waiting and len(running) < SLOTS and reserved + len(waiting[0].tokens) + LIMIT <= memory:
+        while waiting and len(running) < slots and reserved + len(waiting[0].tokens) + LIMIT <= memory:
             ask = waiting.popleft()
             running[ask.id] = (ask, 0)
             reserved += len(ask.tokens) + LIMIT
@@ -111,20 +111,22 @@ def reserving(
         yield len(running), made, sum(done for _, done in running.values()), reserved
 
 
-def compare(count: int = 400) -> dict[str, dict[str, dict[str, float]]]:
+def compare(count: int = 400, slots: int = SLOTS) -> dict[str, dict[str, dict[str, float]]]:
     """Both comparisons, for the report of tools/sim.py."""
     asks = requests(count)
     return {
-        "memory for 16,384 KV positions, against reserving each request's longest answer": _memory(asks),
-        "continuous batching, against batches that wait for their last request": _batching(asks),
+        "memory for 16,384 KV positions, against reserving each request's longest answer": _memory(
+            asks, slots
+        ),
+        "continuous batching, against batches that wait for their last request": _batching(asks, slots),
     }
 
 
-def _memory(asks: list[Request]) -> dict[str, dict[str, float]]:
+def _memory(asks: list[Request], slots: int) -> dict[str, dict[str, float]]:
     memory = 16_384
-    ours = Run(memory // PAGE + 1).drain(asks)
+    ours = Run(memory // PAGE + 1, slots).drain(asks)
     steps = running = made = used = reserved = 0
-    for r, m, u, v in reserving(asks, answers(asks), memory):
+    for r, m, u, v in reserving(asks, answers(asks), memory, slots):
         steps, running, made, used, reserved = steps + 1, running + r, made + m, used + u, reserved + v
     return {
         "trine: pages of 16": _row(ours.steps, ours.output, ours.running, ours.waste),
@@ -132,15 +134,15 @@ def _memory(asks: list[Request]) -> dict[str, dict[str, float]]:
     }
 
 
-def _batching(asks: list[Request]) -> dict[str, dict[str, float]]:
+def _batching(asks: list[Request], slots: int) -> dict[str, dict[str, float]]:
     plenty = 60_000
-    ours = Run(plenty).drain(asks)
-    static = Run(plenty)
-    for first in range(0, len(asks), SLOTS):
-        static.drain(asks[first : first + SLOTS])
+    ours = Run(plenty, slots).drain(asks)
+    static = Run(plenty, slots)
+    for first in range(0, len(asks), slots):
+        static.drain(asks[first : first + slots])
     return {
         "trine: continuous": _row(ours.steps, ours.output, ours.running, ours.waste),
-        "static batches of 64": _row(static.steps, static.output, static.running, static.waste),
+        f"static batches of {slots}": _row(static.steps, static.output, static.running, static.waste),
     }
 
 
