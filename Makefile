@@ -46,7 +46,7 @@ check: $(VENV)/.dev  ## format, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check trine tests tools
 	@$(BIN)/ruff check trine tests tools
 	@$(BIN)/lint-imports
-	@$(BIN)/pyright
+	@$(BIN)/pyright --pythonpath $(BIN)/python
 	@$(BIN)/python tools/check.py
 
 sim: $(VENV)/.dev  ## simulate STEPS steps of the engine core, and report
