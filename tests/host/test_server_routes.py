@@ -253,6 +253,27 @@ def test_the_openapi_document_names_every_public_route_and_its_schemas(ask: Ask)
     assert paths["/v1/models"]["get"]["security"] and "security" not in paths["/health"]["get"]
 
 
+def test_names_with_a_slash_are_found_and_never_are_paths() -> None:
+    async def run() -> None:
+        app, service, _ = face()
+        service.model = "org/na me"
+        for path in ("org/na%20me", "org%2Fna%20me", "%6frg/na%20me"):
+            found = await call(app, "GET", f"/v1/models/{path}")
+            assert found.status == 200 and found.json()["id"] == "org/na me"
+        for path in (
+            "org/x/../na%20me",
+            "org%252Fna%20me",
+            "ORG/na%20me",
+            "org/na%20me/",
+            "../models/org/na%20me",
+            "%",
+        ):
+            found = await call(app, "GET", f"/v1/models/{path}")
+            assert is_refusal(found.status, found.content) == "model_not_found"
+
+    asyncio.run(run())
+
+
 def test_keys_are_tenants_and_each_has_its_own_cache_space() -> None:
     async def run() -> None:
         app, _, engine = face(config=Config(api_key=("one", "two")))

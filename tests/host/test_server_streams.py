@@ -326,6 +326,7 @@ def test_a_request_that_takes_too_long_ends_with_an_error() -> None:
             done = await call(app, "POST", PATH, CHAT | {"stream": stream})
             assert b"request_timeout" in done.content and done.status == (200 if stream else 504)
             assert not engine.live and not service.live
+            assert engine.aborted == [request.id for request in engine.requests]
 
     asyncio.run(run())
 

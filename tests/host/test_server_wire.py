@@ -443,3 +443,14 @@ def test_addresses_beyond_loopback_need_a_key(tmp_path: Path) -> None:
             pass
     with pytest.raises(ConfigError, match="admin"), listen_unix(tmp_path / "no" / "such"):
         pass
+
+
+def test_an_admin_socket_that_is_left_over_is_replaced_and_one_in_use_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "admin"
+    for _ in range(2):
+        with listen_unix(path):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    with listen_unix(path) as bound:
+        bound.listen()
+        with pytest.raises(ConfigError, match="another"), listen_unix(path):
+            pass

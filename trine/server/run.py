@@ -234,6 +234,9 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
 def listen_unix(path: Path) -> Iterator[socket.socket]:
     """A bound Unix socket that nobody else may open, from the moment it is there."""
     if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+            if asked.connect_ex(str(path)) == 0:
+                raise ConfigError("the admin socket is another server's", "admin_socket")
         path.unlink()  # of a server that did not end well
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)

@@ -19,6 +19,7 @@ from . import limits
 from .catalogue import Gone, Headers, Refusal, encode, refusal
 
 DONE = b"data: [DONE]\n\n"
+HEADERS: Headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"x-accel-buffering", b"no")]
 PAUSE = b": still working\n\n"
 
 
@@ -38,7 +39,7 @@ async def stream(scope: Scope, send: Send, events: AsyncGenerator[bytes, None], 
         {
             "type": "http.response.start",
             "status": 200,
-            "headers": [(b"content-type", b"text/event-stream; charset=utf-8"), *headers],
+            "headers": [*HEADERS, *headers],
         }
     )
     last: bytes | None = error_frame(Refusal("internal_error"))
