@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def family(phase: str) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
         stderr=subprocess.DEVNULL,
         text=True,
     )
+    folder = ""
     try:
         assert parent.stdout
         pid, folder = parent.stdout.readline().split()
@@ -36,6 +38,7 @@ def family(phase: str) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
     finally:
         parent.kill()
         parent.communicate()
+        shutil.rmtree(folder, ignore_errors=True)  # the next server would do it
 
 
 def gone(descriptor: int) -> bool:

@@ -7,6 +7,7 @@ removed when the next server starts.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -29,7 +30,7 @@ class RunFolder:
         sweep(parent)
         self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))  # mode 0700
         self._lock = _locked(self.path)
-        self._gone = weakref.finalize(self, _remove, self.path, self._lock)
+        self._gone = weakref.finalize(self, _close, self.path, self._lock)
 
     def close(self) -> None:
         self._gone()
@@ -68,8 +69,17 @@ def _dead(folder: Path) -> bool:
         os.close(descriptor)
 
 
-def _remove(path: Path, lock: int) -> None:
+def remove(path: Path) -> None:
+    """The lock goes last: whoever is interrupted leaves a folder that the next sweep knows."""
+    for entry in path.glob("*"):
+        if entry.name != LOCK:
+            with contextlib.suppress(OSError):
+                entry.unlink()
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _close(path: Path, lock: int) -> None:
+    remove(path)
     os.close(lock)
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
 import sys
 import threading
 from pathlib import Path
 
+from .folder import remove
+
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class Lifeline:
-    """Watches standard input. Until `tie`, the parent's death also removes the run folder."""
+    """Watches standard input. The parent's death also removes the run folder: surely until `tie`,
+    after it if there is time."""
 
     def __init__(self, parent: int, folder: Path) -> None:
         self._parent, self._folder = parent, folder
@@ -38,5 +40,5 @@ class Lifeline:
         self._end()
 
     def _end(self) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
+        remove(self._folder)
         os._exit(0)
