@@ -119,6 +119,7 @@ CASES = {
     "hot": Ask(temperature=1.7),
     "cold": Ask(temperature=0.3),
     "frozen": Ask(temperature=1e-30),
+    "frozen hard": Ask(temperature=1e-300),
     "top_k": Ask(top_k=7),
     "top_k of one": Ask(top_k=1),
     "top_k of more than there are": Ask(top_k=10_000),

@@ -123,8 +123,10 @@ def test_errors_come_back_from_their_own_step() -> None:
             executor.result(3)
         assert executor.result(1).tokens == [[1]]
         assert ("sample", 2) not in worker.said
-        worker.broken = ()
+        worker.broken, arrived = (), Event()
+        executor.on_done(arrived.set)
         launch(executor, 2)  # the same step again
+        assert arrived.wait(PATIENCE)
         assert executor.result(2).tokens == [[2]]
 
 

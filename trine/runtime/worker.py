@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import trine.registry as registry
 from trine.core.types import Batch, Result
@@ -19,6 +19,7 @@ from trine.errors import Unsupported
 from trine.kernels.attention.base import Attention, Want
 from trine.layers.make import Maker
 from trine.loader import checkpoint, weights
+from trine.models.decoder import Decoder
 from trine.parallel.mesh import Mesh
 from trine.plan import Plan
 
@@ -53,7 +54,7 @@ class Worker:
         self.store = Store(kv, plan.layer_groups, plan.groups, plan.page_size, kept, self.device)
         clock.lap("kv")
         attention = self._attention(config, kv)
-        self.model: nn.Module = family.Model(config, self._maker(attention))
+        self.model: Decoder = family.Model(config, self._maker(attention))
         clock.lap("model")
         if plan.load_format == "dummy":
             weights.dummy(self.model, plan.seed)

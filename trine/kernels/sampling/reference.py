@@ -21,6 +21,8 @@ from .base import Choice, Rows, Seen
 
 WIDTHS = (8.0, 16.0, math.inf)  # nats below the likeliest: how far top_p looks before it sorts more
 
+COLDEST = 1e-30  # float32 would make less a zero; any gap of two logits is vast at this one already
+
 
 class Ask(NamedTuple):
     """One row's numbers: REALS and WHOLES in their order, and its place."""
@@ -60,7 +62,7 @@ class Reference:
         errors: list[str | None] = [None] * len(finite)
         tokens: list[int] = [-1] * len(finite)
         for i, (reals, wholes, position, prompt) in enumerate(numbers):
-            ask = Ask(*reals, *wholes, position, prompt)
+            ask = Ask._make([*reals, *wholes, position, prompt])
             edits = _edits(ask, rows, i)
             if ask.temperature == 0.0 and finite[i] and not edits:
                 continue
@@ -124,7 +126,7 @@ def _edited(row: Tensor, ask: Ask, rows: Rows, i: int) -> Tensor:
 
 def _drawn(row: Tensor, ask: Ask) -> Tensor:
     """Draw from logits [vocab] whose largest is 0, which no temperature can overflow."""
-    row = row.div_(ask.temperature)
+    row = row.div_(max(ask.temperature, COLDEST))
     cut = _cut(row, ask.top_k, ask.top_p, ask.min_p)
     key = noise_key(ask.seed, ask.position)
     if cut == -math.inf:
