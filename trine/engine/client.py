@@ -264,8 +264,9 @@ class EngineClient:
             raise Overloaded(f"{self.live} requests are live, the queue is full", self.retry_after)
 
     def _send_due(self) -> None:
-        if self._state == "serving" and self._life and not self._life.death.done():
-            self._life.send(*self._replay.due())
+        alive = self._state == "serving" and self._life and not self._life.death.done()
+        if alive and self._life and (due := self._replay.due()):
+            self._life.send(*due)
 
     def _tell(self, output: Output) -> None:
         if stream := self._streams.get(output.id):
