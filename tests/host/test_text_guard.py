@@ -143,3 +143,14 @@ def test_the_alias_of_a_token_cannot_be_guessed_from_another_guard() -> None:
 def test_the_expression_finds_what_the_longest_alternative_finds(words: list[str], text: str) -> None:
     plain = "|".join(map(re.escape, sorted(words, key=len, reverse=True))) or "(?!)"
     assert [m.span() for m in re.finditer(trie(words), text)] == [m.span() for m in re.finditer(plain, text)]
+
+
+@pytest.mark.parametrize("flags", [{}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}])
+def test_an_alias_takes_the_spaces_that_its_token_takes(flags: dict[str, bool]) -> None:
+    made = from_metadata(kit.byte_metadata("gpt-2")).core
+    made.add_special_tokens([AddedToken("<mask>", normalized=False, **flags)])
+    number = made.token_to_id("<mask>") or 0
+    ours = "a  <mask>  b<mask>c"
+    ids = Guard(made, {"<mask>": number}).encode([("<mask>. ", False), (ours, True)])
+    plain = Guard(made, {"<mask>": number}).encode([("<mask>. ", False)])
+    assert number not in plain and ids[len(plain) :] == encode(made, ours)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 
 from tokenizers import AddedToken, Tokenizer
@@ -19,6 +19,7 @@ from tokenizers import AddedToken, Tokenizer
 from ..errors import RequestError
 
 Segments = list[tuple[str, bool]]
+LETTER = re.compile(r"\w")
 ROUNDS = 64  # more than any text needs to be cut until no control token is left
 
 
@@ -30,6 +31,8 @@ class Guard:
         self._control = control
         self._ids = frozenset(control.values())
         self._pattern = re.compile(trie(control))
+        added = core.get_added_tokens_decoder().values()
+        self._words = frozenset(token.content for token in added if token.single_word)
 
     def encode(self, segments: Segments) -> list[int]:
         """The ids of the segments' text, as one text."""
@@ -44,7 +47,7 @@ class Guard:
     def _allowed(self, text: str, spans: list[tuple[int, int]]) -> int | None:
         """How many control tokens `text` holds; None when one is not wholly inside a span."""
         count, at = 0, 0
-        for found in self._pattern.finditer(text):
+        for found in self._find(text, 0, len(text)):
             while at < len(spans) and spans[at][1] < found.end():
                 at += 1
             if at == len(spans) or found.start() < spans[at][0]:
@@ -56,10 +59,17 @@ class Guard:
         """`text` with an alias for each control token in the spans."""
         pieces, position = [], 0
         for start, stop in spans:
-            pieces.append(text[position:start])
-            pieces.append(self._pattern.sub(lambda found: self._twin.alias(found[0]), text[start:stop]))
-            position = stop
+            for found in self._find(text, start, stop):
+                pieces += [text[position : found.start()], self._twin.alias(found[0])]
+                position = found.end()
         return "".join([*pieces, text[position:]])
+
+    def _find(self, text: str, start: int, stop: int) -> Iterator[re.Match[str]]:
+        """The control tokens in a part of `text`, but for those that must stand alone and do not."""
+        for found in self._pattern.finditer(text, start, stop):
+            before, after = text[found.start() - 1 : found.start()], text[found.end() : found.end() + 1]
+            if found[0] not in self._words or not (LETTER.match(before) or LETTER.match(after)):
+                yield found
 
     @cached_property
     def _twin(self) -> Twin:
@@ -111,7 +121,7 @@ class Twin:
     def _add(self, token: AddedToken, number: int, content: str) -> None:
         copy = AddedToken(
             content,
-            single_word=token.single_word,
+            single_word=token.single_word and content == token.content,
             lstrip=token.lstrip,
             rstrip=token.rstrip,
             normalized=token.normalized and content == token.content,
