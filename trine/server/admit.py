@@ -29,6 +29,7 @@ TYPE = re.compile(r"Expected `([\w| ]+)`(?:, got `(\w+)`)?")
 MISSING = re.compile(r"Object missing required field `(\w+)`")
 UNKNOWN = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 BOUNDS = {"<=": "at most", ">=": "at least", "<": "less than", ">": "more than"}
+CONTAINERS = (list, dict)
 SIZES = {"str": " characters", "array": " items", "object": " entries"}
 
 
@@ -98,14 +99,14 @@ def _whole(text: str) -> bool:
 
 def depth(value: Any) -> int:
     """How many containers are inside each other."""
-    level, found = [value] if isinstance(value, list | dict) else [], 0
+    level, found = [value] if type(value) in CONTAINERS else [], 0
     while level and found <= limits.JSON_DEPTH:
         found += 1
         level = [
             inner
             for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, list | dict)
+            for inner in (outer.values() if type(outer) is dict else outer)
+            if type(inner) in CONTAINERS
         ]
     return found
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 JSON_DEPTH = 64  # containers inside containers
 JSON_ITEMS = 262_144  # values in one body, counted by commas: more would hold the event loop too long
 JSON_BRACKETS = 32_768  # objects and arrays in one body
-JSON_STRINGS = 200_000
+JSON_STRINGS = 100_000
 
 CHOICES = 16  # n
 LOGPROBS = 20  # alternatives shown for each token

@@ -19,8 +19,9 @@ from . import limits
 from .catalogue import Refusal, encode, headers
 
 log = logging.getLogger(__name__)
+SLICE = 16 * 1024  # bytes given to the parser at a time
 FRAMING = 8  # a body may come in chunks whose framing adds an eighth, and this much always:
-LEAST_FRAMING = 256 * 1024
+LEAST_FRAMING = 64 * 1024
 FRAMING_FIELDS = (b"content-length", b"transfer-encoding")
 TARGET = re.compile(rb'/[!-"$-~]*')  # no fragment, no blank, ASCII only
 
@@ -30,8 +31,8 @@ class Wire(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, max_body: int, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self.most = max_body + max(max_body // FRAMING, LEAST_FRAMING)
-        self.raw = 0  # bytes of the message being read
+        self.most = max_body + max_body // FRAMING + LEAST_FRAMING
+        self.raw = self.body = 0  # bytes of the message being read; of those, of its body
         self.head = True  # its headers are not complete, or none has begun
         self.deaf = False  # what still comes is dropped
         self.primed = True  # the parser reads what the client sent
@@ -50,14 +51,20 @@ class Wire(HttpToolsProtocol):
             return
         if self.head and self.raw == 0 and self.late is None:
             self._expect_head()
-        self.raw += len(data)
         self._unset_keepalive_if_required()
-        self._feed(data)
-        if self.deaf or self.parser is None:
-            return
+        for start in range(0, len(data), SLICE):
+            piece = data[start : start + SLICE]
+            self.raw += len(piece)
+            self._feed(piece)
+            if self.deaf or self.parser is None:
+                return
+            self._measure()
+
+    def _measure(self) -> None:
+        """Headers that do not end, a message that is too large, and chunks that hold next to nothing."""
         if self.head and self.raw > limits.HEADER_BYTES:
             self.refuse(Refusal("headers_too_large", bytes=limits.HEADER_BYTES, count=limits.HEADERS))
-        elif self.raw > self.most:
+        elif self.raw > self.most or self.raw - self.body > LEAST_FRAMING + self.body // FRAMING:
             self.refuse(Refusal("body_too_large", limit=self.most))
 
     def _feed(self, data: bytes) -> None:
@@ -108,6 +115,7 @@ class Wire(HttpToolsProtocol):
     def on_body(self, body: bytes) -> None:
         if self.deaf:
             return
+        self.body += len(body)
         super().on_body(body)
         if len(self.cycle.body) > limits.EARLY_BODY:  # the application resumes when it reads
             self.flow.pause_reading()
@@ -116,7 +124,7 @@ class Wire(HttpToolsProtocol):
         if self.deaf or self.parser.should_upgrade():
             return
         super().on_message_complete()
-        self.raw, self.head = 0, True
+        self.raw, self.body, self.head = 0, 0, True
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(Refusal("bad_request"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -104,14 +104,13 @@ def prompts(given: str | list[str | int | list[int]], facts: Facts) -> list[str 
         return [given]
     if not given:
         raise Refusal("empty_prompt", "prompt")
-    texts = [one for one in given if isinstance(one, str)]
-    ids = [one for one in given if isinstance(one, int)]
-    lists = [one for one in given if isinstance(one, list)]
-    if len(ids) == len(given):
-        return [token_ids(ids, facts.vocab, "prompt")]
-    if len(texts) == len(given):
-        return [*texts]
-    if len(lists) == len(given):
+    kinds = set(map(type, given))  # a list may be long: it is looked at once
+    if kinds == {int}:
+        return [token_ids(cast(list[int], given), facts.vocab, "prompt")]
+    if kinds == {str}:
+        return cast(list[str | list[int]], given)
+    if kinds == {list}:
+        lists = cast(list[list[int]], given)
         return [token_ids(one, facts.vocab, f"prompt[{i}]") for i, one in enumerate(lists)]
     raise Refusal("invalid_value", "prompt", wanted="of one kind: texts, token ids, or lists of token ids")
 
