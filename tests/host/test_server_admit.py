@@ -209,6 +209,8 @@ def test_the_cost_of_a_body_is_counted_before_it_is_read() -> None:
         ({"../../etc/passwd": 1}, "a field", "unknown"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "stream"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation",
+         "not supported"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs"),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "max_completion_tokens", "max_tokens"),
         ({"min_tokens": 4}, "min_tokens", "3"),

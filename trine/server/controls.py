@@ -26,6 +26,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     """`include_usage`: token counts in a last event of their own."""
 
     include_usage: bool = False
+    include_obfuscation: bool = False  # known by name, to say that it is not there
 
 
 class Controls(Struct, kw_only=True, forbid_unknown_fields=True):
@@ -52,7 +53,9 @@ class Controls(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 # Fields of OpenAI that are taken, change nothing here, and are listed in the answer.
-IGNORED = frozenset({"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"})
+IGNORED = frozenset(
+    {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention"}
+)
 
 # Fields whose effect is missing, and the values that ask for none.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -134,5 +137,7 @@ def check(body: Controls, facts: Facts, limit: int | None) -> None:
         raise Refusal("model_not_found", "model")
     if body.stream_options is not None and not body.stream:
         raise Refusal("invalid_value", "stream_options", wanted="left out when stream is not true")
+    if body.stream_options is not None and body.stream_options.include_obfuscation:
+        raise Refusal("unsupported_field", "stream_options.include_obfuscation")
     if limit is not None and given(body.min_tokens, 0) > limit:
         raise Refusal("invalid_value", "min_tokens", wanted=f"at most the {limit} tokens that may be made")

@@ -123,7 +123,7 @@ class Chat:
         "modalities": (["text"],),
         "audio": (),
         "prediction": (),
-        "reasoning_effort": (),
+        "reasoning_effort": ("none",),
         "verbosity": (),
         "web_search_options": (),
         "store": (False,),
