@@ -177,7 +177,7 @@ def test_a_cached_prefix_changes_no_bit(family: str) -> None:
 
 def test_int8_products_give_the_same_logits() -> None:
     texts, found = {0: text(40, 1)}, []
-    for product in ("exact", "pair"):
+    for product in ("exact", "fbgemm"):
         running = Running("llama", {}, "int8", product)
         dummy(running.model, seed=5)
         found.append(running.run(texts, [(0, 40)])[0])
@@ -192,7 +192,7 @@ def test_smaller_weights_stay_close(dtype: str) -> None:
         dummy(running.model, seed=6)
         found[kind] = running.run(texts, [(0, 100)])[0].double()
     error = (found[dtype] - found["float32"]).norm() / found["float32"].norm()
-    assert 1e-6 < error < 0.05
+    assert 1e-6 < error < 0.02
 
 
 def test_what_does_not_fit_is_named() -> None:

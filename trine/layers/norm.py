@@ -17,7 +17,7 @@ class Norm(Part):
 
     def __init__(self, size: int, eps: float, fused: Fused) -> None:
         super().__init__()
-        self.eps, self.fused = eps, fused
+        self.eps, self.fused = torch.tensor(eps), fused
         self.weight = torch.empty(size)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ class HeadNorm(Part):
 
     def __init__(self, heads: Sequence[int], head_dim: int, eps: float, fused: Fused) -> None:
         super().__init__()
-        self.heads, self.eps, self.fused = list(heads), eps, fused
+        self.heads, self.eps, self.fused = list(heads), torch.tensor(eps), fused
         self.weight = torch.empty(sum(heads), head_dim)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -36,8 +36,8 @@ class Config(ModelConfig, frozen=True, kw_only=True):
         hidden, heads = values.get("hidden_size"), values.get("num_attention_heads")
         if values.get("num_key_value_heads") is None:
             values["num_key_value_heads"] = heads
-        if values.get("head_dim") is None and type(hidden) is int and type(heads) is int and heads > 0:
-            values["head_dim"] = hidden // heads
+        if values.get("head_dim") is None and type(hidden) is int and type(heads) is int:
+            values["head_dim"] = hidden // max(heads, 1)
         return values
 
     def check(self) -> None:

@@ -1,7 +1,7 @@
-"""int8 weights with a scale for each output, int8 activations with a scale for each row.
+"""int8 weights with a scale for each output; activations in two 7-bit digits with a scale for each row.
 
-Both scales are symmetric and from the largest magnitude, so what is multiplied are integers of -127..127, and
-their sums are exact: a row's result depends on nothing but the row. One row's outliers cost only that row.
+Both scales are symmetric and from the largest magnitude. What is multiplied are integers, and their sums are
+exact: a row's result depends on nothing but the row. One row's outliers cost only that row.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trine.kernels.gemm.base import LARGEST as LARGEST_INPUT
+
 from .base import Holder
 
-LARGEST = 127
+LARGEST = 127  # of weights
 TINY = 1e-30  # keeps a row of zeros finite; too small to move any other scale
 
 
 class Int8:
-    """8 bits on both sides of the product."""
+    """Weights in 8 bits."""
 
     name = "int8"
 
@@ -36,7 +38,7 @@ class Int8:
             0, len(rows), 4096
         ):  # a run at a time: the float32 copy of a whole vocabulary is large
             part = rows[i : i + 4096].float()
-            scale = self._scale(part)
+            scale = self._scale(part, LARGEST)
             where = slice(start + i, start + i + len(part))
             linear.weight[where] = (part / scale).round_().clamp_(-LARGEST, LARGEST)
             linear.scale[where] = scale[:, 0]
@@ -50,16 +52,16 @@ class Int8:
         self.finish(linear)
 
     def apply(self, linear: Holder, x: Tensor) -> Tensor:
-        scale = self._scale(x)
+        scale = self._scale(x, LARGEST_INPUT)
         return self.product.multiply(x / scale, linear.weight).mul_(scale).mul_(linear.scale)
 
     def dequantize(self, linear: Holder) -> Tensor:
         assert linear.scale is not None
         return self.product.unpack(linear.weight).float().mul_(linear.scale[:, None])
 
-    def _scale(self, rows: Tensor) -> Tensor:
+    def _scale(self, rows: Tensor, largest: int) -> Tensor:
         """[rows, 1]: what 1 stands for in each row."""
-        return torch.add(self.tiny, rows.abs().amax(-1, keepdim=True), alpha=1 / LARGEST)
+        return torch.add(self.tiny, rows.abs().amax(-1, keepdim=True), alpha=1 / largest)
 
 
 PLUGIN = Int8

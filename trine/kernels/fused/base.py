@@ -19,7 +19,7 @@ class Fused(Protocol):
     @classmethod
     def cannot(cls, want: Any) -> str | None: ...
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(self, x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
         """Root mean square over the last dimension, times a weight that fits the last ones."""
         ...
 

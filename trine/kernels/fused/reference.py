@@ -29,8 +29,8 @@ class Reference:
     def cannot(cls, want: Any) -> str | None:
         return None
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        scale = x.square().sum(-1, keepdim=True).mul_(1 / x.shape[-1]).add_(eps).rsqrt_()
+    def norm(self, x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
+        scale = torch.add(eps, x.square().sum(-1, keepdim=True), alpha=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

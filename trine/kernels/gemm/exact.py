@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import EXACT_INPUTS, Scratch, Want, beside, total
+from .base import INPUTS, Scratch, Want, beside, digits, total
 
 
 class Exact:
@@ -31,11 +31,11 @@ class Exact:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        inputs = x.round().split(EXACT_INPUTS, -1)
+        inputs = digits(x).round_().split(INPUTS, -1)
         return beside([self._part(inputs, part) for part in self.scratch.parts(packed)])
 
     def _part(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:
-        weights = weight.split(EXACT_INPUTS, -1)
+        weights = weight.split(INPUTS, -1)
         return total([F.linear(x, w) for x, w in zip(inputs, weights, strict=True)])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import Want
+from .base import INPUTS, Want, digits, total
 
 
 class IntMM:
@@ -31,7 +31,10 @@ class IntMM:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        return torch._int_mm(x.round().to(torch.int8), packed.t()).float()
+        sums = torch._int_mm(digits(x).round_().to(torch.int8), packed.t())
+        if x.shape[-1] <= INPUTS:
+            return total([sums.float()])
+        return total([sums.double()]).float()
 
 
 PLUGIN = IntMM
