@@ -192,7 +192,7 @@ def test_smaller_weights_stay_close(dtype: str) -> None:
         dummy(running.model, seed=6)
         found[kind] = running.run(texts, [(0, 100)])[0].double()
     error = (found[dtype] - found["float32"]).norm() / found["float32"].norm()
-    assert 1e-6 < error < 0.02
+    assert 1e-6 < error < 0.03
 
 
 def test_what_does_not_fit_is_named() -> None:
