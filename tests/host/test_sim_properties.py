@@ -195,7 +195,7 @@ def test_older_ways_take_more_steps() -> None:
         assert ours["output_tokens"] == theirs["output_tokens"]
 
 
-@pytest.mark.parametrize("emitted", [0, 1, 5, 11])
+@pytest.mark.parametrize("emitted", [0, 1, 5, 11, 12])
 def test_a_replay_goes_on_where_the_client_is(emitted: int) -> None:
     request = ask("r", prompt(20), temperature=1.0, max_tokens=12, min_tokens=12)
     kit = fake_kit(max_len=100)

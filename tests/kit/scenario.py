@@ -50,6 +50,7 @@ class Scenario(Struct, omit_defaults=True):
     eos: list[int] = []
     flushes: list[int] = []  # steps
     losses: list[int] = []  # steps at which engine and device are lost
+    hostile: list[int] = []  # steps at which requests come that can never run
 
 
 def draw(seed: int) -> Scenario:
@@ -85,6 +86,8 @@ def draw(seed: int) -> Scenario:
         s.flushes = [rng.randrange(last + 30) for _ in range(rng.randint(1, 3))]
     if rng.random() < 0.15:
         s.losses = [rng.randrange(1, last + 30) for _ in range(rng.randint(1, 2))]
+    if rng.random() < 0.1:
+        s.hostile = [rng.randrange(last + 30) for _ in range(2)]
     return s
 
 

@@ -48,7 +48,14 @@ def _smaller(s: Scenario) -> Iterator[Scenario]:
     for index in range(len(s.asks)):
         if len(s.asks) > 1:
             yield replace(s, asks=s.asks[:index] + s.asks[index + 1 :])
-    for name, value in (("losses", []), ("flushes", []), ("wire", False), ("poll", False), ("lazy", False)):
+    for name, value in (
+        ("losses", []),
+        ("flushes", []),
+        ("hostile", []),
+        ("wire", False),
+        ("poll", False),
+        ("lazy", False),
+    ):
         if getattr(s, name) != value:
             yield replace(s, **{name: value})
     for name, value in (("drafts", 0), ("policy", "fcfs"), ("capacity", "max-use"), ("eos", [])):

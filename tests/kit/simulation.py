@@ -8,16 +8,20 @@ tokens are the grammar's. It does not know how the engine decides.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from trine.core.types import Output, Request, Status
+from trine.core.types import Output, Request, Sampling, Sequence, Status
+from trine.errors import RequestError
 
 from .engine import Kit, build
+from .fake import VOCAB
 from .oracle import oracle
 from .scenario import Ask, Scenario, draw
 
@@ -51,6 +55,7 @@ class Simulation:
         self.due = sorted(map(self._stream, scenario.asks), key=lambda t: t.ask.at, reverse=True)
         self.open: dict[str, Stream] = {}  # sent and not ended
         self.free: list[set[int]] = [set() for _ in scenario.groups]
+        self.ran: set[int] = set()  # tickets of all that ever ran
         self.bound = 200 + 12 * sum(len(t.ask.tokens) + len(t.want) + 4 for t in self.due)
 
     def _stream(self, ask: Ask) -> Stream:
@@ -96,6 +101,8 @@ class Simulation:
             self.seen["flushes"] += 1
         if self.step in self.s.losses:
             self.lose()
+        if self.step in self.s.hostile:
+            self.attack()
 
     def _leaves(self, stream: Stream) -> bool:
         ask = stream.ask
@@ -119,11 +126,31 @@ class Simulation:
             )
         )
 
+    def attack(self) -> None:
+        """Requests that can never run are refused, and change nothing."""
+        bad = [
+            Request("bad", []),
+            Request("bad", [1, VOCAB]),
+            Request("bad", [1, -1]),
+            Request("bad", [1] * self.s.max_len),
+            Request("bad", [1], emitted=1),
+            Request("bad", [1], Sampling(temperature=math.nan)),
+            Request("bad", [1], Sampling(max_tokens=0)),
+            Request("", [1]),
+            *(Request(name, [1]) for name in list(self.open)[:1] if self.open[name].left < 0),
+        ]
+        for request in bad:
+            with suppress(RequestError):
+                self.kit.engine.add(request)
+                raise AssertionError(f"taken: {request}")
+        self.seen["refused"] += len(bad)
+
     def lose(self) -> None:
         """The engine process dies with its device; the front replays what it has not ended."""
         self._cover()
         self.kit = build(self.s, self.rng)
         self.free = [set() for _ in self.s.groups]
+        self.ran = set()
         self.seen["losses"] += 1
         lost, self.open = list(self.open.values()), {}
         for stream in lost:
@@ -180,6 +207,7 @@ class Simulation:
         kit = self.kit
         running = kit.scheduler.running
         kit.cache.check(list(running))
+        self._in_turn(running)
         assert len(running) <= self.s.slots
         assert len(kit.engine.flights) <= self.s.depth
         for stream in self.open.values():
@@ -194,6 +222,18 @@ class Simulation:
             if fresh := now - self.free[group]:
                 kit.device.poison(group, sorted(fresh))
             self.free[group] = now
+            self.seen["no free page"] += not now
+
+    def _in_turn(self, running: list[Sequence]) -> None:
+        """First come, first served: who came later goes first only while a sibling is waited for."""
+        fresh = {s.ticket for s in running} - self.ran
+        self.ran |= fresh
+        if self.s.policy != "fcfs" or not fresh:
+            return
+        for waiting in self.kit.scheduler.waiting:
+            if waiting.ticket < max(fresh) and waiting.life == 0:
+                assert waiting in self.kit.cache.blocked, f"{waiting.request.id} was overtaken"
+                self.seen["waits for a sibling"] += 1
 
     def end(self) -> None:
         """All zero: nothing is kept for ended requests, and what the tree holds can be dropped."""
@@ -219,7 +259,25 @@ def simulate(scenario: Scenario) -> Counter[str]:
         error.add_note(f"step {simulation.step}; again: python tools/sim.py --seed {scenario.seed}")
         raise
     seen["steps"] += simulation.step
-    return seen
+    return seen + _features(scenario)
+
+
+def _features(s: Scenario) -> Counter[str]:
+    """Scenarios by what they have, so that nothing is silently left out."""
+    windows = sum(g.window > 0 for g in s.groups)
+    names = [
+        f"with depth {s.depth}",
+        f"with page size {s.page_size}",
+        f"with {len(s.groups)} groups, {windows} windowed",
+        f"with policy {s.policy}",
+        f"with capacity {s.capacity}",
+        f"with {len({a.space for a in s.asks})} spaces",
+        "with late results" if s.lazy else "with results at once",
+    ]
+    names += [f"with grammar rule {r}" for r in {a.rule for a in s.asks if a.rule}]
+    names += [f"with {n}" for n in ("wire", "poll", "drafts", "hostile") if getattr(s, n)]
+    names += ["with priorities"] * any(a.priority for a in s.asks)
+    return Counter(names)
 
 
 def run_seed(seed: int) -> Counter[str]:
