@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from threading import Lock
 from typing import Any
 
 import msgspec
@@ -22,7 +23,7 @@ from .core.types import Logprob, Output, Request, Sampling, Usage
 from .errors import RequestError, TrineError
 from .flags import make
 from .loader.fetch import locate
-from .text.chat import ChatTemplate
+from .text.chat import ChatTemplate, open_template
 from .text.detokenizer import Detokenizer
 from .text.stops import Stops
 from .text.tokenizer import Tokenizer
@@ -45,13 +46,17 @@ class Completion(Struct, kw_only=True):
 class Writer:
     """Turns the Outputs of one request into a growing Completion; stop strings end it."""
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, continues: bool) -> None:
         self.completion = Completion()
-        self._detokenizer, self._stops = Detokenizer(tokenizer), Stops(list(stop))
+        self._detokenizer = Detokenizer(tokenizer, continues=continues)
+        self._stops = Stops(list(stop))
 
     def take(self, output: Output) -> tuple[str, bool]:
         """The text that is now certain, and whether a stop string was hit (the rest is to be aborted)."""
         done = self.completion
+        if done.finish_reason:  # a stop string ended it: only the counts are still wanted
+            done.usage = output.usage
+            return "", False
         done.tokens += output.tokens
         done.logprobs += output.logprobs or []
         shown = output.tokens[:-1] if output.finished == "stop" else output.tokens
@@ -72,7 +77,7 @@ class Text:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.config = make({"model": model} | options)
         self.path = locate(self.config.model, self.config.revision)
-        self.tokenizer = Tokenizer.open(self.path)
+        self.tokenizer = Tokenizer.open(self.path, open_template(self.config.chat_template))
         self.ids = itertools.count()
         self._template: ChatTemplate | None = None
 
@@ -83,10 +88,18 @@ class Text:
             self._template = ChatTemplate.of(self.tokenizer)
         return self._template
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text of the program's own: control tokens spelled in it are control tokens."""
+        return self.tokenizer.encode(text, special=True, bos=True)
+
     def request(self, prompt: Prompt, sampling: Sampling) -> Request:
-        """A Request of a prompt: text (special tokens of the model are added) or token ids."""
-        tokens = self.tokenizer.encode(prompt, special=True) if isinstance(prompt, str) else list(prompt)
+        """A Request of a prompt: a text, or token ids."""
+        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
         return Request(id=f"r{next(self.ids)}", tokens=tokens, sampling=sampling)
+
+    def close(self) -> None:
+        if self._template is not None:
+            self._template.close()
 
     def chat(self, messages: Messages) -> list[int]:
         """Token ids of a conversation, ready for the assistant's answer."""
@@ -102,13 +115,15 @@ def _spread(sampling: Sampling | None, n: int) -> list[Sampling]:
 
 
 class LLM:
-    """A model, to be asked from Python. Calls block; one thread at a time."""
+    """A model, to be asked from Python. Calls block, and one goes at a time."""
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         from .engine.start import start
 
         self._text = Text(model, options)
         self._engine, self.ready = start(self._text.config, self._text.path)
+        self._turn = Lock()
+        self._closed = False
 
     def generate(
         self,
@@ -122,86 +137,116 @@ class LLM:
         """Complete each prompt; the answers are in the prompts' order, n for each."""
         single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], int))
         each: list[Any] = [prompts] if single else list(prompts)
-        requests = (self._text.request(p, s) for p in each for s in _spread(sampling, n))
-        done: dict[str, Completion] = {}
-        writers: dict[str, Writer] = {}
-        with _bar(progress, len(each) * n) as advance:
-            for id, writer, _ in self._run(requests, list(stop)):
-                writers.setdefault(id, writer)
-                if writer.completion.finish_reason and id not in done:
-                    done[id] = writer.completion
-                    advance()
-        return list(
-            {
-                id: w.completion for id, w in sorted(writers.items(), key=lambda item: int(item[0][1:]))
-            }.values()
-        )
+        return self._all(each, sampling, stop, n, progress, continues=True)
 
     def chat(
-        self, messages: Messages | list[Messages], sampling: Sampling | None = None, **more: Any
+        self,
+        messages: Messages | list[Messages],
+        sampling: Sampling | None = None,
+        *,
+        stop: Sequence[str] = (),
+        n: int = 1,
+        progress: bool = False,
     ) -> list[Completion]:
-        """Answer one conversation, or each of several."""
+        """Answer one conversation, or each of several; n answers for each."""
         each: list[Any] = [messages] if messages and isinstance(messages[0], dict) else list(messages)
-        return self.generate([self._text.chat(m) for m in each], sampling, **more)
+        return self._all([self._text.chat(m) for m in each], sampling, stop, n, progress, continues=False)
 
     def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
     ) -> Iterator[str]:
         """The text of one completion as it comes. Leaving the loop early aborts it."""
-        request = self._text.request(prompt, sampling or Sampling())
-        try:
-            for _, writer, text in self._run(iter([request]), list(stop)):
-                if text:
-                    yield text
-                if writer.completion.error:
-                    raise TrineError(writer.completion.error)
-        finally:
-            self._engine.abort(request.id)
-            while self._engine.busy:
-                self._engine.step()
+        return self._stream(prompt, sampling, stop, continues=True)
 
     def stream_chat(
         self, messages: Messages, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
     ) -> Iterator[str]:
         """The text of the assistant's answer as it comes."""
-        return self.stream(self._text.chat(messages), sampling, stop=stop)
+        return self._stream(self._text.chat(messages), sampling, stop, continues=False)
 
     def tokenize(self, text: str) -> list[int]:
-        return self._text.tokenizer.encode(text, special=True)
+        return self._text.encode(text)
 
     def detokenize(self, tokens: list[int]) -> str:
         return self._text.tokenizer.decode(tokens)
 
     def close(self) -> None:
-        """Give back the compute thread and the memory."""
-        self._engine.executor.close()
+        """Give back the compute thread, the memory and the child that renders templates."""
+        if not self._closed:
+            self._closed = True
+            self._engine.executor.close()
+            self._text.close()
 
-    def _run(self, requests: Iterator[Request], stop: list[str]) -> Iterator[tuple[str, Writer, str]]:
-        """Step the engine until all are done; a few are queued ahead, so thousands cost no more."""
+    def _all(
+        self,
+        prompts: list[Any],
+        sampling: Sampling | None,
+        stop: Sequence[str],
+        n: int,
+        progress: bool,
+        *,
+        continues: bool,
+    ) -> list[Completion]:
+        requests = (self._text.request(prompt, s) for prompt in prompts for s in _spread(sampling, n))
+        writers: dict[str, Writer] = {}
+        with _bar(progress, len(prompts) * n) as advance:
+            for id, writer, _ in self._run(requests, stop, continues):
+                if id not in writers:
+                    writers[id] = writer
+                if writer.completion.usage or writer.completion.error:
+                    advance()
+        return [writers[id].completion for id in sorted(writers, key=lambda id: int(id[1:]))]
+
+    def _stream(
+        self, prompt: Prompt, sampling: Sampling | None, stop: Sequence[str], *, continues: bool
+    ) -> Iterator[str]:
+        request = self._text.request(prompt, sampling or Sampling())
+        for _, writer, text in self._run(iter([request]), stop, continues):
+            if text:
+                yield text
+            if writer.completion.error:
+                raise TrineError(writer.completion.error)
+
+    def _run(
+        self, requests: Iterator[Request], stop: Sequence[str], continues: bool
+    ) -> Iterator[tuple[str, Writer, str]]:
+        """Step the engine until all are done; a few are queued ahead, so thousands cost no more.
+        Left early, what still runs is aborted."""
+        if self._closed:
+            raise TrineError("this LLM was closed")
+        if not self._turn.acquire(blocking=False):
+            raise TrineError(
+                "this LLM is answering: finish or close the stream before, or use AsyncLLM for many callers"
+            )
         live: dict[str, Writer] = {}
-        ahead = 2 * self.ready.max_num_seqs
-        while True:
-            for request in itertools.islice(requests, max(0, ahead - len(live))):
-                live[request.id] = writer = Writer(self._text.tokenizer, stop)
-                try:
-                    self._engine.add(request)
-                except RequestError as error:
-                    live.pop(request.id)
-                    yield request.id, writer, writer.take(_refused(request, error))[0]
-            if not live:
-                return
-            for output in self._engine.step():
-                if writer := live.get(output.id):
-                    text, hit = writer.take(output)
-                    if hit and not output.finished:
-                        self._engine.abort(output.id)
-                    if hit or output.finished:
-                        live.pop(output.id)
-                    yield output.id, writer, text
+        try:
+            while self._feed(requests, live, stop, continues):
+                for output in self._engine.step():
+                    if writer := live.get(output.id):
+                        text, hit = writer.take(output)
+                        if output.finished:
+                            del live[output.id]
+                        elif hit:
+                            self._engine.abort(output.id)
+                        yield output.id, writer, text
+        finally:
+            for id in live:
+                self._engine.abort(id)
+            while self._engine.busy:
+                self._engine.step()
+            self._turn.release()
 
-
-def _refused(request: Request, error: RequestError) -> Output:
-    return Output(request.id, [], "error", error=str(error))
+    def _feed(
+        self, requests: Iterator[Request], live: dict[str, Writer], stop: Sequence[str], continues: bool
+    ) -> bool:
+        """Queue requests up to some more than can run; whether any is alive."""
+        for request in itertools.islice(requests, max(0, 2 * self.ready.max_num_seqs - len(live))):
+            live[request.id] = Writer(self._text.tokenizer, stop, continues=continues)
+            try:
+                self._engine.add(request)
+            except RequestError as error:
+                self._engine.outputs.append(Output(request.id, [], "error", error=str(error)))
+        return bool(live)
 
 
 def _bar(show: bool, total: int) -> Any:
@@ -244,25 +289,26 @@ class AsyncLLM:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
         await asyncio.to_thread(self._engine.executor.close)
+        await asyncio.to_thread(self._text.close)
 
     async def generate(
         self, prompt: Prompt, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
     ) -> Completion:
         """Complete one prompt."""
-        return (await self._last(self._writers(prompt, sampling, stop))).completion
+        return await self._last(self._writers(prompt, sampling, stop, continues=True))
 
     async def chat(
         self, messages: Messages, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
     ) -> Completion:
         """Answer one conversation."""
         tokens = await asyncio.to_thread(self._text.chat, messages)
-        return await self.generate(tokens, sampling, stop=stop)
+        return await self._last(self._writers(tokens, sampling, stop, continues=False))
 
     async def stream(
         self, prompt: Prompt, sampling: Sampling | None = None, *, stop: Sequence[str] = ()
     ) -> AsyncIterator[str]:
         """The text of one completion as it comes. Closing the iterator aborts it."""
-        async for _, text in self._writers(prompt, sampling, stop):
+        async for _, text in self._writers(prompt, sampling, stop, continues=True):
             if text:
                 yield text
 
@@ -273,26 +319,36 @@ class AsyncLLM:
         return list(await asyncio.gather(*(self.generate(p, sampling, stop=stop) for p in prompts)))
 
     @staticmethod
-    async def _last(pairs: AsyncIterator[tuple[Writer, str]]) -> Writer:
+    async def _last(pairs: AsyncIterator[tuple[Writer, str]]) -> Completion:
         seen = [writer async for writer, _ in pairs]
-        return seen[-1]  # every request has a last Output
+        return seen[-1].completion  # every request has a last Output
 
     async def _writers(
-        self, prompt: Prompt, sampling: Sampling | None, stop: Sequence[str]
+        self, prompt: Prompt, sampling: Sampling | None, stop: Sequence[str], *, continues: bool
     ) -> AsyncIterator[tuple[Writer, str]]:
+        if self._task.done():
+            raise TrineError("this AsyncLLM has ended")
         request = self._text.request(prompt, sampling or Sampling())
-        writer, queue = Writer(self._text.tokenizer, stop), asyncio.Queue()
+        writer = Writer(self._text.tokenizer, stop, continues=continues)
+        queue: asyncio.Queue[Output] = asyncio.Queue()
         self._engine.add(request)
         self._queues[request.id] = queue
         self._work.set()
+        ended = False
         try:
-            while writer.completion.finish_reason is None:
-                text, _ = writer.take(await queue.get())
+            while not ended:
+                output = await queue.get()
+                text, hit = writer.take(output)
+                ended = output.finished is not None
+                if hit and not ended:
+                    self._engine.abort(request.id)
+                    self._work.set()
                 yield writer, text
         finally:
             del self._queues[request.id]
-            self._engine.abort(request.id)
-            self._work.set()
+            if not ended:
+                self._engine.abort(request.id)
+                self._work.set()
         if writer.completion.error:
             raise TrineError(writer.completion.error)
 
