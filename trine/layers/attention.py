@@ -22,7 +22,10 @@ class Attention(nn.Module):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, step: Step) -> Tensor:
         """Heads are the last dimension but one, or still flat -> [tokens, heads * head_dim]."""
         assert self.backend is not None, "the Maker was given no attention backends"
-        q = q.unflatten(-1, (self.heads, self.head_dim)) if q.dim() == 2 else q
-        k = k.unflatten(-1, (self.kv_heads, self.head_dim)) if k.dim() == 2 else k
-        v = v.unflatten(-1, (self.kv_heads, self.head_dim)) if v.dim() == 2 else v
-        return self.backend.run(q, k, v, self.layer, step)
+        return self.backend.run(
+            q.view(-1, self.heads, self.head_dim),
+            k.view(-1, self.kv_heads, self.head_dim),
+            v.view(-1, self.kv_heads, self.head_dim),
+            self.layer,
+            step,
+        )

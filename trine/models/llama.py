@@ -83,7 +83,8 @@ class Config(ModelConfig, frozen=True, kw_only=True):
 class Block(nn.Module):
     def __init__(self, c: Config, layer: int, make: Maker) -> None:
         super().__init__()
-        self.heads = heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+        heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+        self.heads, self.head_dim = heads, c.head_dim
         q, kv = heads * c.head_dim, kv_heads * c.head_dim
         self.norm1 = make.norm(c.hidden_size, c.rms_norm_eps)
         self.qkv = make.linear(c.hidden_size, [[q, kv], [kv]], "out", bias=c.qkv_bias)
@@ -97,9 +98,8 @@ class Block(nn.Module):
         """Pure: everything before attention."""
         x, residual = self.norm1(x, residual)
         qk, v = self.qkv(x)  # queries and keys side by side, since they turn alike
-        qk = self.rope(self.shape(qk.unflatten(-1, (sum(self.heads), -1))), turn)
-        q, k = qk.split(self.heads, 1)
-        return q, k, v, residual
+        qk = self.rope(self.shape(qk.view(len(qk), -1, self.head_dim)), turn)
+        return qk[:, : self.heads], qk[:, self.heads :], v, residual
 
     def shape(self, qk: Tensor) -> Tensor:
         """What relatives change: [tokens, heads + kv_heads, head_dim]."""

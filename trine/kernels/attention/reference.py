@@ -90,6 +90,7 @@ class Reference:
             self.tile *= 2
         self.tiles = RUN // self.tile  # of a run
         self.scale = want.head_dim**-0.5 if want.scale is None else want.scale
+        self.places: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer, k and v: by position, by head
         self.lines = torch.arange(want.kv_heads)
         self.nothing = torch.zeros(1, 1, 1)
         far = -(-want.window // RUN) if want.window else 0
@@ -98,11 +99,12 @@ class Reference:
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, step: Step) -> Tensor:
         plan: Plan = step.attention[self.group]
-        keys, values = (lines.flatten(0, 1) for lines in self.store.layer(layer))
-        write = step.write[self.group]
-        keys.index_copy_(0, write, k.to(keys.dtype))
-        values.index_copy_(0, write, v.to(values.dtype))
-        keys, values, queries = keys.flatten(0, 1), values.flatten(0, 1), q.reshape(-1, q.shape[-1])
+        if layer not in self.places:
+            self.places[layer] = [(x.flatten(0, 1), x.flatten(0, 2)) for x in self.store.layer(layer)]
+        (key_rows, keys), (value_rows, values) = self.places[layer]
+        key_rows.index_copy_(0, step.write[self.group], k.to(keys.dtype))
+        value_rows.index_copy_(0, step.write[self.group], v.to(values.dtype))
+        queries = q.reshape(-1, q.shape[-1])
         width = self.want.heads * self.want.head_dim
         if plan.whole:
             return self._short(plan.batches[0], queries, keys, values).view(-1, width)

@@ -30,7 +30,7 @@ class Reference:
         return None
 
     def norm(self, x: Tensor, weight: Tensor, eps: Tensor) -> Tensor:
-        scale = torch.add(eps, x.square().sum(-1, keepdim=True), alpha=1 / x.shape[-1]).rsqrt_()
+        scale = torch.add(eps, (x * x).sum(-1, keepdim=True), alpha=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight)
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

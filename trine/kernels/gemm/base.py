@@ -86,21 +86,26 @@ def beside(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
-def digits(x: Tensor) -> Tensor:
-    """[2 rows, ins]: the high digits, then the low ones; these are yet to be rounded."""
-    high = (x * (1 / DIGIT)).round_()
-    return torch.cat((high, torch.add(x, high, alpha=-DIGIT)))
+def digits(x: Tensor, unit: Tensor) -> Tensor:
+    """[2 rows, ins]: the high digits, then the low ones; these are yet to be rounded.
+
+    `unit` is 1 / DIGIT as a tensor: a number would be made one on each call."""
+    rows, ins = x.shape
+    both = x.new_empty(2 * rows, ins)
+    high = both[:rows]
+    torch.mul(x, unit, out=high).round_()
+    torch.add(x, high, alpha=-DIGIT, out=both[rows:])
+    return both
 
 
 def total(parts: list[Tensor]) -> Tensor:
     """From sums of digits [2 rows, outs], by parts of the inputs: the float32 nearest to the true sum.
 
     One part rounds once, since 128 times a float32 is exact; several are summed in float64, where they are."""
-    high, low = parts[0].chunk(2)
+    rows = len(parts[0]) // 2
     if len(parts) == 1:
-        return torch.add(low, high, alpha=DIGIT)
-    sum = torch.add(low.double(), high, alpha=DIGIT)
+        return parts[0][rows:].add_(parts[0][:rows], alpha=DIGIT)
+    sum = parts[0][rows:].double().add_(parts[0][:rows], alpha=DIGIT)
     for part in parts[1:]:
-        high, low = part.chunk(2)
-        sum.add_(low).add_(high, alpha=DIGIT)
+        sum.add_(part[rows:]).add_(part[:rows], alpha=DIGIT)
     return sum.float()

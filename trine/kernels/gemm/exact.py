@@ -5,10 +5,11 @@ Runs on any processor, with the speed of its float32 product. Inputs are cut so 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import INPUTS, Scratch, Want, beside, digits, total
+from .base import DIGIT, INPUTS, Scratch, Want, beside, digits, total
 
 
 class Exact:
@@ -23,6 +24,7 @@ class Exact:
 
     def __init__(self, want: Want) -> None:
         self.scratch = Scratch()
+        self.unit = torch.tensor(1 / DIGIT)
 
     def pack(self, weight: Tensor) -> Tensor:
         return weight
@@ -31,7 +33,7 @@ class Exact:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        inputs = digits(x).round_().split(INPUTS, -1)
+        inputs = digits(x, self.unit).round_().split(INPUTS, -1)
         return beside([self._part(inputs, part) for part in self.scratch.parts(packed)])
 
     def _part(self, inputs: tuple[Tensor, ...], weight: Tensor) -> Tensor:

@@ -34,7 +34,8 @@ class Fbgemm:
             return "this torch is built without FBGEMM"
         return _trial()
 
-    def __init__(self, want: Want) -> None: ...
+    def __init__(self, want: Want) -> None:
+        self.unit = torch.tensor(1 / DIGIT)
 
     def pack(self, weight: Tensor) -> list[Any]:
         return [_pack(part.contiguous()) for part in weight.split(INPUTS, -1)]
@@ -44,7 +45,7 @@ class Fbgemm:
         return torch.cat([unpack(part)[0].int_repr() for part in packed], -1)
 
     def multiply(self, x: Tensor, packed: list[Any]) -> Tensor:
-        both = digits(x)
+        both = digits(x, self.unit)
         inputs = (both,) if len(packed) == 1 else both.split(INPUTS, -1)
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32
         return total([product(part, 1.0, DIGIT // 2, w) for part, w in zip(inputs, packed, strict=True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import INPUTS, Want, digits, total
+from .base import DIGIT, INPUTS, Want, digits, total
 
 
 class IntMM:
@@ -22,7 +22,8 @@ class IntMM:
             return "this CPU has neither VNNI nor AMX, without which it is 8-20 times slower than float32"
         return None
 
-    def __init__(self, want: Want) -> None: ...
+    def __init__(self, want: Want) -> None:
+        self.unit = torch.tensor(1 / DIGIT)
 
     def pack(self, weight: Tensor) -> Tensor:
         return weight
@@ -31,7 +32,7 @@ class IntMM:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        sums = torch._int_mm(digits(x).round_().to(torch.int8), packed.t())
+        sums = torch._int_mm(digits(x, self.unit).round_().to(torch.int8), packed.t())
         if x.shape[-1] <= INPUTS:
             return total([sums.float()])
         return total([sums.double()]).float()
