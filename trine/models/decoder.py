@@ -93,9 +93,11 @@ class Decoder(nn.Module):
 
     def forward(self, step: Step) -> Tensor:
         """Logits [samples, vocab] in float32."""
-        x, residual = self.embed(step.ids), None
+        x: Tensor = self.embed(step.ids)
+        residual: Tensor | None = None
         turn = self.rope.turn(step.positions)
         for block in self.blocks:
             x, residual = block(x, residual, turn, step)
+        assert residual is not None, "a model has at least one block"
         x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
         return self.head(self.norm(x, residual)[0])

@@ -96,10 +96,10 @@ class Block(nn.Module):
 
     def before(self, x: Tensor, residual: Tensor | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Pure: everything before attention."""
-        x, residual = self.norm1(x, residual)
+        x, total = self.norm1(x, residual)
         qk, v = self.qkv(x)  # queries and keys side by side, since they turn alike
         qk = self.rope(self.shape(qk.view(len(qk), -1, self.head_dim)), turn)
-        return qk[:, : self.heads], qk[:, self.heads :], v, residual
+        return qk[:, : self.heads], qk[:, self.heads :], v, total
 
     def shape(self, qk: Tensor) -> Tensor:
         """What relatives change: [tokens, heads + kv_heads, head_dim]."""

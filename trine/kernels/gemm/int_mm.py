@@ -32,7 +32,7 @@ class IntMM:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
-        sums = torch._int_mm(digits(x, self.unit).round_().to(torch.int8), packed.t())
+        sums = torch.ops.aten._int_mm(digits(x, self.unit).round_().to(torch.int8), packed.t())
         if x.shape[-1] <= INPUTS:
             return total([sums.float()])
         return total([sums.double()]).float()
