@@ -203,6 +203,20 @@ def test_any_schedule_gives_the_same_tokens(name: str, path: Path, alone: Said) 
     assert stats.hit_tokens > 0
 
 
+@pytest.mark.parametrize(("dtype", "kept"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_other_arithmetic(dtype: str, kept: torch.dtype, path: Path) -> None:
+    requests = make_requests()[:7]
+    plan = make_plan(path, dtype=dtype, product="reference")
+    apart: Said = {}
+    with Running(plan) as running:
+        for request in requests:
+            apart |= running.run([request])
+            running.engine.flush()
+    with Running(msgspec.structs.replace(plan, depth=2, budget=19)) as running:
+        assert running.run(requests, arrivals=2) == apart
+    assert Worker(plan).store.layer(0)[0].dtype == kept
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 def test_preemption_changes_nothing(depth: int, path: Path) -> None:
     """Short prompts and long answers in a pool that holds two of six: penalties count what was said before."""
