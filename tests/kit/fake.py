@@ -115,6 +115,7 @@ class FakeExecutor:
         self.queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.calls: list[Callable[[], None]] = []
         self.step = 0  # the last one launched
+        self.taken = 0  # results
         self.seen: Counter[str] = Counter()  # what happened, for coverage
 
     # ---- the Executor protocol ----------------------------------------------------------
@@ -138,6 +139,7 @@ class FakeExecutor:
         while step not in self.results:
             assert self.queue, f"step {step} was never sampled: waiting would last for ever"
             self._do()
+        self.taken += 1
         return self.results.pop(step)
 
     def on_done(self, call: Callable[[], None]) -> None:

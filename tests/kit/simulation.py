@@ -26,7 +26,7 @@ from .oracle import oracle
 from .scenario import Ask, Scenario, draw
 
 IDLE = 4  # turns in a row in which nothing moves although there is work: stuck
-POLLED = 60  # the same when a turn may choose to do nothing
+POLLED = 120  # the same when a turn may choose to do nothing
 
 
 @dataclass(slots=True)
@@ -67,15 +67,19 @@ class Simulation:
 
     def run(self) -> Counter[str]:
         while self.due or self.open or self.kit.engine.busy:
-            self.events()
+            moved = self.events()
             before, oldest = self._mark(), self.kit.scheduler.running[:1]
             outputs = self.turn()
             if not self.s.poll:  # which may launch twice: an older one may come back in between
                 assert all(s.status is not Status.WAITING for s in oldest), "the oldest was preempted"
             for output in outputs:
                 self.hear(output)
-            self.audit()
-            self.idle = 0 if outputs or self._mark() != before or not self.open else self.idle + 1
+            if moved or outputs or self._mark() != before:
+                self.audit()
+                self.seen["steps"] += 1  # turns in which nothing moves are not counted
+                self.idle = 0
+            else:
+                self.idle += bool(self.open)
             assert self.idle < (POLLED if self.s.poll else IDLE), f"no progress, with {len(self.open)} open"
             self.step += 1
             assert self.step < self.bound, f"{len(self.open)} still open after {self.step} steps"
@@ -83,26 +87,28 @@ class Simulation:
         self._cover()
         return self.seen
 
-    def _mark(self) -> tuple[int, int, int]:
+    def _mark(self) -> tuple[int, int]:
         device = self.kit.device
-        return device.step, len(device.queue), len(device.results)
+        return device.step, device.taken
 
     # ---- what happens from outside ------------------------------------------------------
-    def events(self) -> None:
+    def events(self) -> bool:
+        """What clients and fate do before a turn; whether they did anything to what is there."""
         while self.due and self.due[-1].ask.at <= self.step:
             self.send(self.due.pop())
-        for stream in list(self.open.values()):
-            if stream.left < 0 and self._leaves(stream):
-                stream.left = self.step
-                self.kit.engine.abort(stream.ask.id)
-                self.seen["aborts"] += 1
-        if self.step in self.s.flushes:
+        leaving = [s for s in self.open.values() if s.left < 0 and self._leaves(s)]
+        for stream in leaving:
+            stream.left = self.step
+            self.kit.engine.abort(stream.ask.id)
+            self.seen["aborts"] += 1
+        if flush := self.step in self.s.flushes:
             self.kit.engine.flush()
             self.seen["flushes"] += 1
-        if self.step in self.s.losses:
+        if loss := self.step in self.s.losses:
             self.lose()
-        if self.step in self.s.hostile:
+        if hostile := self.step in self.s.hostile:
             self.attack()
+        return bool(leaving) or flush or loss or hostile
 
     def _leaves(self, stream: Stream) -> bool:
         ask = stream.ask
@@ -258,7 +264,6 @@ def simulate(scenario: Scenario) -> Counter[str]:
     except Exception as error:
         error.add_note(f"step {simulation.step}; again: python tools/sim.py --seed {scenario.seed}")
         raise
-    seen["steps"] += simulation.step
     return seen + _features(scenario)
 
 
