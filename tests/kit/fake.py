@@ -36,9 +36,17 @@ class Model:
     windows: tuple[int, ...]
     vocab: int = VOCAB
 
-    def see(self, cells: list[int], first: int, position: int) -> list[list[int]]:
-        """By group, what a token at `position` looks back on; `cells` begin at position `first`."""
-        return [cells[max(0, position - w if w else 0) - first : position - first] for w in self.windows]
+    def see(self, cells: list[list[int]], first: list[int], position: int) -> list[list[int]]:
+        """By group, what a token at `position` looks back on; a group's cells begin at its `first`."""
+        return [
+            mine[max(0, position - w if w else 0) - low : position - low]
+            for mine, low, w in zip(cells, first, self.windows, strict=True)
+        ]
+
+    def alone(self, chain: list[int], sampling: Sampling, made: int, allowed: list[int] | None = None) -> int:
+        """The token after a whole history, which every group has."""
+        kinds, end = len(self.windows), len(chain)
+        return self.choose(self.see([chain] * kinds, [0] * kinds, end), sampling, end, made, allowed)
 
     def choose(
         self,
@@ -280,10 +288,7 @@ class FakeExecutor:
         assert allowed is None or not row.drafts, "a mask is for one token: it cannot cover guesses"
         position = read.end - row.drafts
         while True:
-            seen = [
-                cells[max(0, position - w if w else 0) - low : position - low]
-                for cells, low, w in zip(read.cells, read.first, self.model.windows, strict=True)
-            ]
+            seen = self.model.see(read.cells, read.first, position)
             token = self.model.choose(seen, place.sampling, position, position - place.prompt, allowed)
             got.append(token)
             if position == read.end or read.inputs[position - read.end] != token:
@@ -304,7 +309,6 @@ class FakeExecutor:
             chain.append(digest(chain[-1], token))
             token = self.rng.randrange(self.model.vocab)
             if self.rng.random() < self.skill:
-                n = len(chain)
-                token = self.model.choose(self.model.see(chain, 0, n), place.sampling, n, n - place.prompt)
+                token = self.model.alone(chain, place.sampling, len(chain) - place.prompt)
             guesses.append(token)
         return guesses

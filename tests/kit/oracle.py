@@ -20,9 +20,8 @@ def oracle(
         chain.append(digest(chain[-1] if chain else tag, token))
     out: list[int] = []
     while True:
-        length = len(chain)
         ids = allowed(rule, out) if rule else None
-        token = model.choose(model.see(chain, 0, length), sampling, length, len(out), ids)
+        token = model.alone(chain, sampling, len(out), ids)
         out.append(token)
         chain.append(digest(chain[-1], token))
         if token in sampling.stop_ids:
