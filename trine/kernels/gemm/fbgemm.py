@@ -54,7 +54,7 @@ class Fbgemm:
 def _pack(weight: Tensor) -> Any:
     with warnings.catch_warnings():  # torch announces that the interface will go: `cannot` watches for it
         warnings.simplefilter("ignore")
-        quantized = torch.ops.aten._make_per_tensor_quantized_tensor(weight, 1.0, 0)
+        quantized = torch._make_per_tensor_quantized_tensor(weight, 1.0, 0)  # pyright: ignore
         return torch.ops.quantized.linear_prepack(quantized, None)
 
 
