@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .config import environment_keys
 from .errors import TrineError
 from .flags import add_flags, read
 from .version import __version__
@@ -149,7 +150,8 @@ def serve(given: argparse.Namespace) -> int:
 
 def _ready(ready: Any, address: str, config: Any) -> None:
     """What a person reads when the server can be used; `address` is http://host:port."""
-    key = ' -H "Authorization: Bearer $TRINE_API_KEY"' if config.api_key else ""
+    keys = config.api_key or environment_keys()
+    key = ' -H "Authorization: Bearer $TRINE_API_KEY"' if keys else ""
     seconds = sum(ready.seconds.values())
     say(f"\nTrine {__version__} serves {ready.model} at {address} (engine ready after {seconds:.1f} s)")
     say(
@@ -276,7 +278,6 @@ def bench(given: argparse.Namespace) -> int:
     import asyncio
 
     from .bench.serve import Load, run, save, table
-    from .config import environment_keys
 
     load = Load(
         url=given.url,
