@@ -26,6 +26,7 @@ from .oracle import oracle
 from .scenario import Ask, Scenario, draw
 
 IDLE = 4  # turns in a row in which nothing moves although there is work: stuck
+PREEMPTED = 12  # times, of one request: each time it comes back with more room to spare
 POLLED = 120  # the same when a turn may choose to do nothing
 
 
@@ -56,7 +57,7 @@ class Simulation:
         self.open: dict[str, Stream] = {}  # sent and not ended
         self.free: list[set[int]] = [set() for _ in scenario.groups]
         self.ran: set[int] = set()  # tickets of all that ever ran
-        self.bound = 200 + 12 * sum(len(t.ask.tokens) + len(t.want) + 4 for t in self.due)
+        self.bound = 200 + 4 * sum(len(t.ask.tokens) + len(t.want) + 4 for t in self.due)
 
     def _stream(self, ask: Ask) -> Stream:
         sampling = ask.sampling
@@ -205,6 +206,7 @@ class Simulation:
         assert 0 <= usage.cached < usage.prompt or (usage.cached == usage.prompt and self.s.losses), usage
         self.seen["preemptions"] += usage.preemptions
         self.seen["cached tokens"] += usage.cached
+        assert usage.preemptions <= PREEMPTED, f"preempted {usage.preemptions} times"
         if self.s.capacity == "no-evict":
             assert usage.preemptions == 0, "no-evict preempted"
 
