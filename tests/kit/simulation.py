@@ -1,9 +1,10 @@
 """One run of a scenario: the real engine core on the fake device, watched after every step.
 
-What is checked, by the names of the reliability plan: I1-I3 and I5 by `Cache.check`, I4 and I6 by
-the device (it reads back what it wrote), I7 budget and seats, I8 bounded overtaking, I9 progress,
-I10 one end, I11 a prefix of the oracle's answer, I12 usage, I13 and I15 nothing left, I14 forced
-tokens are the grammar's. It does not know how the engine decides.
+Who checks what. `Cache.check`: pages are conserved, counts and locks are right, the tree is well
+formed, nobody's page can be written by another. The device: what it reads is what was meant, tokens
+are known, budget and seats are kept. Here: progress, bounded preemption, first come first served,
+one end for each request, what came is a prefix of the oracle's answer and in the end all of it,
+usage, an abort within one step, nothing left at the end. It does not know how the engine decides.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from .oracle import oracle
 from .scenario import Ask, Scenario, draw
 
 IDLE = 4  # turns in a row in which nothing moves although there is work: stuck
-PREEMPTED = 12  # times, of one request: each time it comes back with more room to spare
 POLLED = 120  # the same when a turn may choose to do nothing
+PREEMPTED = 12  # times, of one request: each time it comes back with more room to spare
 
 
 @dataclass(slots=True)
