@@ -237,7 +237,6 @@ def _attention(
             kv_heads=kind.kv_heads,
             head_dim=kind.head_dim,
             page_size=config.block_size,
-            dtype=kv,
             kv_dtype=kv,
             window=window,
             invariant=invariant,

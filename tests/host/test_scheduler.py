@@ -391,3 +391,22 @@ def test_a_full_house_is_asked_again_only_when_something_changed() -> None:
     assert calls == []
     desk.drain()
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize("windows", [(0,), (0, 8)])
+def test_a_row_without_a_token_fails_alone_and_its_pages_are_nobodys(windows: tuple[int, ...]) -> None:
+    desk = Desk(windows=windows, budget=32)
+    bad, good = desk.ask(list(range(9))), desk.ask(list(range(100, 109)))
+    batch = desk.launch()
+    assert batch is not None
+    rows, seqs, lives = desk.flights.pop(0)
+    slots = {bad.slot: "no finite logit", good.slot: None}
+    result = Result(batch.step, [[0], [7]], errors=[slots[row.slot] for row in rows.rows])
+    outputs = {o.id: o for o in desk.scheduler.commit(rows.rows, seqs, lives, result)}
+    desk.cache.check(desk.scheduler.running)
+    first, second = outputs[bad.request.id], outputs[good.request.id]
+    assert (first.finished, first.error, first.tokens) == ("error", "no finite logit", [])
+    assert (second.finished, second.tokens) == (None, [7])
+    again = desk.ask(list(range(9)))
+    desk.launch()
+    assert again.cached == 0

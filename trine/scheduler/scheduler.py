@@ -16,6 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
+from msgspec.structs import replace
+
 from trine.cache.manager import Cache, Change
 from trine.cache.pages import PagePool
 from trine.core.stats import StepStats
@@ -351,8 +353,9 @@ class Scheduler:
         outputs: list[Output] = []
         computed, finished = 0, Status.FINISHED
         maker, windows, size = self.cache.maker, self.cache.windows, self.cache.size
-        logprobs = result.logprobs or repeat(None)
-        for row, seq, life, tokens, shown in zip(rows, seqs, lives, result.tokens, logprobs, strict=False):
+        logprobs, errors = result.logprobs or repeat(None), result.errors or repeat(None)
+        each = zip(rows, seqs, lives, result.tokens, logprobs, errors, strict=False)
+        for row, seq, life, tokens, shown, error in each:
             wanted = 1 + row.drafts if row.sample else 0
             missed = wanted - len(tokens)  # guesses that were wrong
             count = row.count - missed
@@ -364,6 +367,9 @@ class Scheduler:
             if fresh:
                 seq.computed += count
                 seq.planned -= missed
+            if error is not None:
+                outputs.append(self._spoilt(seq, error))
+                continue
             if wanted:
                 outputs.append(output := self._take(seq, tokens, shown))
                 if output.finished is not None:
@@ -398,6 +404,13 @@ class Scheduler:
         self._end(seq)
         self.counts.finished += 1
         return self.last(seq, tokens, why, logprobs)
+
+    def _spoilt(self, seq: Sequence, error: str) -> Output:
+        """End a sequence whose row gave nothing that can be sampled; its KV is not given to others."""
+        seq.computed = min(seq.computed, seq.shared * self.cache.size)
+        self._end(seq)
+        self.counts.finished += 1
+        return replace(self.last(seq, [], "error"), error=error)
 
     def _why(self, seq: Sequence, token: int) -> str | None:
         """Whether a sequence that ends with `token` is over."""
