@@ -152,6 +152,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "info"
 
 
+def served_name(config: Config) -> str:
+    """The name clients use: as asked, or the model as given; of a local path its last part."""
+    if config.served_model_name:
+        return config.served_model_name
+    path = Path(config.model)
+    return path.absolute().name.removesuffix(".gguf") if path.exists() else config.model
+
+
 def cache_folder() -> Path:
     """Where models and results are kept: TRINE_CACHE, or the user's cache folder."""
     if folder := os.environ.get("TRINE_CACHE"):

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from . import registry
-from .config import Config
+from .config import Config, served_name
 from .core.types import Group
 from .errors import ConfigError, Unsupported
 
@@ -97,7 +97,7 @@ def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
     name = checkpoint.config["model_type"]
     model = registry.family(name).Config.from_dict(checkpoint.config)
     kinds = model.kv()
-    served = config.served_model_name or _served(config.model)
+    served = served_name(config)
     what = f"{name}, {len(kinds)} blocks, {_parameters(checkpoint) / 1e6:,.0f}M parameters, from {checkpoint.kind}"
     reasons.note("model", served, what)
     platform = platform or _platform(config, reasons)
@@ -137,12 +137,6 @@ def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
         eos=_eos(checkpoint, model.vocab_size, reasons),
         choices=reasons.choices,
     )
-
-
-def _served(model: str) -> str:
-    """The name clients use: the model as given, of a local path its last part."""
-    path = Path(model)
-    return path.absolute().name.removesuffix(".gguf") if path.exists() else model
 
 
 def _steps(config: Config, sequences: int, reasons: Reasons) -> tuple[int, int]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import uvicorn
 
-from trine.config import Config, environment_keys
+from trine.config import Config, environment_keys, served_name
 from trine.core.messages import Ready
 from trine.engine.client import EngineClient
 from trine.errors import ConfigError
@@ -63,18 +63,28 @@ async def _serve(config: Config, path: Path, ready: Announce) -> int:
         engine,
         tokenizer,
         template if template.exists else None,
-        model=config.served_model_name or config.model,
+        model=served_name(config),
         max_queue=config.max_queue,
         request_timeout=config.request_timeout,
         meter=metrics,
     )
     admin = Path(config.admin_socket) if config.admin_socket else engine.folder.path / "admin"
     front = Front(config, service, admin)
+    warming = asyncio.create_task(_warm(template))
     try:
         return await front.run(engine, ready)
     finally:
+        await warming
         await engine.close()
         template.close()
+
+
+async def _warm(template: ChatTemplate) -> None:
+    """While the engine starts. Completions go on without a template that works."""
+    try:
+        await asyncio.to_thread(template.warm)
+    except TrineError as error:
+        log.error("%s; chats will be refused: give one that works with --chat-template FILE", error)
 
 
 class Front:
