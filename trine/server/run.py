@@ -24,7 +24,7 @@ import uvicorn
 from trine.config import Config, environment_keys, served_name
 from trine.core.messages import Ready
 from trine.engine.client import EngineClient
-from trine.errors import ConfigError
+from trine.errors import ConfigError, TrineError
 from trine.log import setup
 from trine.metrics import Metrics
 from trine.text.chat import ChatTemplate, open_template
