@@ -1,8 +1,8 @@
 """Attention in plain torch, for any platform; on a CPU it is what runs.
 
 Everything is done in tiles of one shape, so that no bit of a token's result depends on what shares the
-step, on how its prompt was cut, or on what was cached. Keys are taken in runs of 256 positions, from
-multiples of 256 on. Queries are taken in tiles of a few positions, from multiples of that number on, all
+step, on how its prompt was cut, or on what was cached. Keys are taken in runs of 128 positions, from
+multiples of 128 on. Queries are taken in tiles of a few positions, from multiples of that number on, all
 query heads of one KV head together; places of a tile that are not computed in this step are filled with
 anything. What a query needs depends on its own position alone: the runs up to its own, with a window from
 the first that any query of its run may see. One softmax goes over them all; the products with the
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from .base import Step, Store, Want
 
-RUN = 256  # positions of keys in one product
-ROWS = 8  # rows of a query tile, at least: fewer would take a matrix library's other path
-BUDGET = 2**23  # elements of keys, or of scores, at a time: 32 MiB
+RUN = 128  # positions of keys in one product: longer ones waste more behind short rows, shorter ones are more calls
+ROWS = 4  # rows of a query tile, at least: fewer are no faster, more are wasted on rows of one token
+BUDGET = 2**19  # elements of keys, or of scores, at a time: 2 MiB stay in the cache
 
 
 class Batch(NamedTuple):
