@@ -175,6 +175,20 @@ def test_a_cached_prefix_changes_no_bit(family: str) -> None:
     assert torch.equal(cached, running.run(texts, [(1, 43)])[1][32:])
 
 
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_only_wanted_tokens_get_logits(dtype: str) -> None:
+    running = Running("llama", {}, dtype)
+    dummy(running.model, seed=4)
+    every = running.run({0: text(9, 1)}, [(0, 9)])[0]
+    for wanted in ([8], [], [2, 5]):
+        running.clear()
+        step = running.rows.step([(0, 9)], {0: text(9, 1)})
+        step = step._replace(wanted=torch.tensor(wanted, dtype=torch.int64))
+        step = step._replace(attention=[running.backends[0].backend.plan(step)])
+        with torch.inference_mode():
+            assert torch.equal(running.model(step), every[wanted])
+
+
 def test_int8_products_give_the_same_logits() -> None:
     texts, found = {0: text(40, 1)}, []
     for product in ("exact", "fbgemm"):
