@@ -196,7 +196,9 @@ def _arithmetic(config: Config, platform: Any, invariant: bool, reasons: Reasons
     from .kernels.gemm.base import Want
     from .kernels.select import select
 
-    default = "the default on a CPU: int8 weights by output, int8 activations by row, exact sums"
+    default = (
+        "the default on a CPU: int8 weights by output, activations by row in two 7-bit digits, exact sums"
+    )
     dtype = (
         reasons.note("dtype", "int8", default)
         if config.dtype == "auto"
@@ -263,7 +265,9 @@ def _sizes(
     config: Config, checkpoint: Any, model: Any, kinds: list[Any], dtype: str, platform: Any, reasons: Reasons
 ) -> Sizes:
     each = {"int8": 1, "bfloat16": 2, "float32": 4}[dtype]
-    weights = _parameters(checkpoint) * each
+    shapes = checkpoint.names()
+    embedding = sum(_count(shape) for name, shape in shapes.items() if "embed_tokens" in name)
+    weights = _parameters(checkpoint) * each + (4 * embedding if dtype == "int8" else 0)
     position = sum(2 * kind.kv_heads * kind.head_dim * max(2, each if each != 1 else 4) for kind in kinds)
     budget = config.max_num_batched_tokens or BUDGET
     sequences = config.max_num_seqs or SEQUENCES
@@ -271,7 +275,11 @@ def _sizes(
         budget * (model.hidden_size * 12 + model.intermediate_size * 4) * 4
         + sequences * model.vocab_size * 12
     )
-    reasons.note("weights", _human(weights), f"as {dtype}")
+    reasons.note(
+        "weights",
+        _human(weights),
+        f"as {dtype}" + (", the embedding in float32 too" if dtype == "int8" else ""),
+    )
     reasons.note("work space", _human(work), f"a step of {budget:,} tokens, logits of {sequences:,} rows")
     return Sizes(weights, position, work, _available(config, platform, weights + work, reasons))
 

@@ -269,7 +269,9 @@ def _status(status: int) -> str:
 
 def _environment() -> dict[str, str]:
     """The child imports the same package as we do, whatever its working folder holds (-P)."""
-    environment = child_environment()
+    # Threads that wait sleep: on a busy machine, spinning takes the cores from those that compute
+    # (measured with two threads at a load of 8: a step of one row 0.1 s instead of 0.7 s or more).
+    environment = {"OMP_WAIT_POLICY": "passive"} | child_environment()
     root = Path(__file__).parents[2]
     if root.name not in ("site-packages", "dist-packages"):
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
