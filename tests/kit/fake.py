@@ -22,11 +22,17 @@ from trine.core.types import Batch, Group, Join, Logprob, Result, Row, Sampling
 
 POISON = -1  # what a page holds that was freed, or never written
 VOCAB = 50
+NAN = "logits are not numbers"
 
 
 def digest(before: int, token: int) -> int:
     """Of a history that ends with `token`."""
     return hash((before, token, 0x7E1E))
+
+
+def spoilt(sampling: Sampling, made: int) -> bool:
+    """Whether the logits of output token `made` are not numbers: a bias of -100 for the id `made` says so."""
+    return sampling.bias.get(made) == -100.0
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class Place:
     tag: int
     chain: list[int] = field(default_factory=list)  # digests of what is computed
     guesses: list[int] = field(default_factory=list)  # the drafter's, after the last known token
+    spoilt: bool = False  # a row of it gave no number: its request ends
 
 
 @dataclass(slots=True)
@@ -239,7 +246,8 @@ class FakeExecutor:
         for token in inputs:
             place.chain.append(digest(place.chain[-1] if place.chain else place.tag, token))
         for group, kv in enumerate(self.kv):
-            self._write(kv, place.pages[group], start, place.chain[start:])
+            cells = [POISON] * row.count if place.spoilt else place.chain[start:]
+            self._write(kv, place.pages[group], start, cells)
         first = [max(0, start - w + 1) if w else 0 for w in self.model.windows]
         cells = [self._look(place, group, low, end, row.slot) for group, low in enumerate(first)]
         self.seen["tokens"] += row.count
@@ -260,7 +268,7 @@ class FakeExecutor:
             assert page, f"slot {slot} group {group}: page 0 is in [{low}, {end})"
             cells += kv[page]
         cells = cells[low - skip * size : end - skip * size]
-        if cells != place.chain[low:end]:
+        if cells != place.chain[low:end] and not place.spoilt:
             bad = next(i for i, (a, b) in enumerate(zip(cells, place.chain[low:end], strict=True)) if a != b)
             page = place.pages[group][(low + bad) // size]
             what = "poison" if cells[bad] == POISON else "something else"
@@ -273,21 +281,29 @@ class FakeExecutor:
         reads = self.read.pop(step)
         assert masks is None or len(masks) == len(reads)
         tokens: list[list[int]] = []
+        errors: list[str | None] = []
         for index, read in enumerate(reads):
             allowed = masks[index] if masks else None
-            tokens.append(self._verify(read, allowed) if read.row.sample else [])
+            got = self._verify(read, allowed) if read.row.sample else []
+            errors.append(NAN if got is None else None)
+            tokens.append(got or [])
         want = any(r.place.sampling.logprobs is not None for r in reads)
         logprobs = [[Logprob(t, -float(t), 1 + t) for t in got] for got in tokens] if want else None
-        self.results[step] = Result(step, tokens, logprobs)
+        self.results[step] = Result(step, tokens, logprobs, errors=errors if any(errors) else None)
         for call in self.calls:
             call()
 
-    def _verify(self, read: Read, allowed: list[int] | None) -> list[int]:
-        """Guesses from left to right, then one token of our own."""
+    def _verify(self, read: Read, allowed: list[int] | None) -> list[int] | None:
+        """Guesses from left to right, then one token of our own. None: there is no number to choose by."""
         row, place, got = read.row, read.place, []
         assert allowed is None or not row.drafts, "a mask is for one token: it cannot cover guesses"
         position = read.end - row.drafts
         while True:
+            if spoilt(place.sampling, position - place.prompt):
+                self._spoil(read, position)
+                place.tokens += [*got, 0]  # what is in flight goes on with something
+                place.guesses = [0] * self.drafts
+                return None
             seen = self.model.see(read.cells, read.first, position)
             token = self.model.choose(seen, place.sampling, position, position - place.prompt, allowed)
             got.append(token)
@@ -301,6 +317,15 @@ class FakeExecutor:
         place.tokens += got
         place.guesses = self._guess(place) if self.drafts else []
         return got
+
+    def _spoil(self, read: Read, position: int) -> None:
+        """What this row computed, and what the slot computes from now on, must be read by nobody else."""
+        place, start = read.place, read.end - read.row.count
+        for kv, pages in zip(self.kv, place.pages, strict=True):
+            self._write(kv, pages, start, [POISON] * read.row.count)
+        place.spoilt = True
+        del place.chain[position:]
+        self.seen["spoilt rows"] += 1
 
     def _guess(self, place: Place) -> list[int]:
         """The drafter: it reads nothing, so it may be wrong, and often is."""

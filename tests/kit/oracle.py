@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from trine.core.types import Sampling
 
-from .fake import Model, digest
+from .fake import Model, digest, spoilt
 from .grammar import allowed
 
 
@@ -20,6 +20,8 @@ def oracle(
         chain.append(digest(chain[-1] if chain else tag, token))
     out: list[int] = []
     while True:
+        if spoilt(sampling, len(out)):
+            return out, "error"
         ids = allowed(rule, out) if rule else None
         token = model.alone(chain, sampling, len(out), ids)
         out.append(token)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from trine.core.types import Group, Sampling
 
@@ -118,6 +119,7 @@ def _asks(rng: random.Random, s: Scenario, crowded: bool) -> list[Ask]:
     if crowded:
         stems = [stem[: rng.randint(1, 6)] for stem in stems]
     pace, cut = rng.choice([0, 0, 0, 1, 2, 8]), rng.random() < 0.3
+    spoil = rng.random() < 0.15
     leaving, ranked = rng.random() < 0.3, rng.random() < 0.2
     asks: list[Ask] = []
     step = 0
@@ -129,15 +131,19 @@ def _asks(rng: random.Random, s: Scenario, crowded: bool) -> list[Ask]:
         tokens += [rng.randrange(VOCAB) for _ in range(rng.choice([0, 0, 1, 2, rng.randint(0, 12)]))]
         space = rng.randrange(spaces)
         for _ in range(rng.choice([1, 1, 1, 1, 2, 4])):  # samples of one prompt
+            rule = rules if rng.random() < 0.6 else 0
+            sampling = _sampling(rng, space, crowded)
+            if spoil and not rule and rng.random() < 0.2:
+                sampling = replace(sampling, bias={rng.randrange(20): -100.0})
             asks.append(
                 Ask(
                     id=f"r{len(asks)}",
                     at=step,
                     tokens=tokens[: s.max_len - 1],
-                    sampling=_sampling(rng, space, crowded),
+                    sampling=sampling,
                     space=space,
                     priority=rng.randint(-1, 1) if ranked else 0,
-                    rule=rules if rng.random() < 0.6 else 0,
+                    rule=rule,
                     abort=rng.randint(0, 12) if leaving and rng.random() < 0.4 else -1,
                     patience=rng.randint(0, 20) if leaving and rng.random() < 0.3 else -1,
                 )
