@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trine.cache.manager import Cache
+from trine.cache.tree import TAILS
 from trine.core.types import Copy, Group, Request, Sequence
 
 SIZE = 4
@@ -94,6 +95,78 @@ def test_a_source_that_is_the_last_page_to_be_had_is_not_copied() -> None:
     house.check()
 
 
+def tails(house: House) -> list[list[int]]:
+    return sorted(array("i", tail.key).tolist() for n in house.cache.tree.nodes() for tail in n.tails)
+
+
+def test_the_last_page_is_kept_though_it_is_not_full() -> None:
+    house = House(Group(20), Group(20, window=6))
+    pages = house.stay([1, 2, 3, 4, 5, 6, 7])
+    assert tails(house) == [[5, 6, 7]]
+    assert [pool.idle for pool in house.cache.pools] == [2, 2]
+    seq, copies = house.come([1, 2, 3, 4, 5, 6, 9])
+    assert seq.computed == 6
+    assert copies and copies[0] == Copy(0, pages[1], seq.pages[0][1], 2)
+    assert len(copies) == 2, "one in each group"
+
+
+def test_a_tail_gives_way_to_what_has_all_its_tokens() -> None:
+    house = House(Group(20))
+    for tokens, left in (
+        ([5, 6], [[5, 6]]),
+        ([5], [[5, 6]]),
+        ([5, 6], [[5, 6]]),
+        ([5, 7], [[5, 6], [5, 7]]),
+        ([5, 6, 7], [[5, 6, 7], [5, 7]]),
+        ([5, 6, 7, 8], [[5, 7]]),
+        ([5, 6, 7], [[5, 7]]),
+        ([5, 7, 1, 1], []),
+    ):
+        house.stay(tokens)
+        assert tails(house) == left
+    assert house.cache.pools[0].idle == 2
+
+
+def test_a_page_that_fills_up_replaces_its_tail_before_its_sequence_goes() -> None:
+    house = House(Group(20))
+    house.stay([1, 2, 3, 4, 5, 6])
+    seq, _ = house.come([1, 2, 3, 4, 5, 6, 7, 8])
+    house.compute(seq)
+    assert tails(house) == []
+    assert house.cache.tree.size == 1, "its leaf just grew"
+
+
+def test_only_what_is_certain_is_kept() -> None:
+    house = House(Group(20))
+    seq, _ = house.come([1, 2, 3])
+    house.cache.extend(seq, 3)
+    seq.planned, seq.computed = 3, 2
+    house.go(seq)
+    assert tails(house) == [[1, 2]]
+
+
+def test_the_oldest_tail_goes_when_a_node_has_too_many() -> None:
+    house = House(Group(40))
+    for number in range(TAILS):
+        house.stay([number, 1])
+    house.stay([0, 1])  # used again
+    house.stay([99])
+    assert tails(house) == [[0, 1], *([n, 1] for n in range(2, TAILS)), [99]]
+
+
+def test_tails_are_evicted_by_their_last_use() -> None:
+    house = House(Group(1 + 5))
+    house.stay([1, 2])
+    house.stay([3, 3, 3, 3, 3])
+    house.stay([4, 4])
+    house.go(house.come([1, 2, 9])[0])  # the first is the newest now
+    assert tails(house) == [[1, 2], [3], [4, 4]]
+    for left in ([[1, 2], [3], [4, 4]], [[1, 2], [4, 4]], [[1, 2], [4, 4]], [[1, 2]], []):
+        new, _ = house.come([7] * 1)
+        house.cache.extend(new, 1)
+        assert tails(house) == left
+
+
 def test_spaces_share_nothing() -> None:
     house = House(Group(40))
     house.stay(list(range(8)), "a")
@@ -152,7 +225,7 @@ def test_nobody_waits_for_one_that_is_gone() -> None:
     house.compute(first, 5)
     house.go(first)
     assert house.cache.admit(seq) is not None
-    assert seq.computed == 4
+    assert seq.computed == 5
     assert house.cache.blocked == {}
 
 
@@ -173,7 +246,7 @@ def test_a_window_group_keeps_only_its_window() -> None:
     seq.planned = seq.computed = 30
     assert house.cache.slide(seq) == [(1, 3, [0, 0])]
     house.go(seq)
-    assert house.come(list(range(31)))[0].computed == 28, "the end is served, with its window"
+    assert house.come(list(range(31)))[0].computed == 30, "the end is served, with its window"
 
 
 def test_a_match_ends_where_every_group_can_serve_it() -> None:
@@ -192,7 +265,7 @@ def test_a_match_ends_where_every_group_can_serve_it() -> None:
 def test_a_lost_window_page_is_healed_by_who_computes_it_again() -> None:
     house = House(Group(40), Group(40, window=4))
     tokens = list(range(17))
-    house.stay(tokens)
+    house.stay(tokens[:16])
     for node in house.cache.tree.nodes():
         pool = house.cache.pools[1]
         pool.free += [p for p in node.pages[1] if p]
@@ -219,7 +292,7 @@ def test_the_view_counts_each_page_once() -> None:
     assert (view.reserved, view.used) == (16, 10 + 1), "8 shared, and 2 and 1 of the open pages"
     house.go(second)
     house.go(first)
-    assert house.cache.view([])[1:4] == (0, 2, 0)
+    assert house.cache.view([])[1:4] == (0, 3, 0), "the open page is kept too"
     house.cache.flush()
     assert house.cache.view([])[1:4] == (0, 0, 0)
 

@@ -9,6 +9,7 @@ import pytest
 from tests.kit import workload
 from tests.kit.engine import Kit, fake_kit
 from trine.core.types import Group, Output, Request, Sampling
+from trine.scheduler.scheduler import Work
 
 ENDS = Sampling(temperature=0.0, seed=0, max_tokens=4)
 
@@ -51,16 +52,55 @@ def test_a_wholly_cached_prompt_computes_one_token(size: int, more: int) -> None
     assert usage and usage.cached == len(tokens) - 1
 
 
-def test_the_second_turn_of_a_chat_computes_only_what_is_new() -> None:
-    """The answer of the first turn is in the cache too, to the token."""
-    kit = fake_kit(page_size=16, max_len=400)
-    kit.engine.add(ask("first", prompt(100), max_tokens=50))
-    said = [t for o in drain(kit) for t in o.tokens]
-    before = kit.device.seen["tokens"]
-    usage = answer(kit, ask("second", prompt(100) + said + prompt(20, seed=2), max_tokens=1)).usage
-    known = (100 + 50 - 1) // 16 * 16  # of a page that is not full, nothing is kept
-    assert usage and usage.cached >= known
-    assert kit.device.seen["tokens"] - before == 170 - usage.cached
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("windows", [[0], [0, 20]])
+def test_a_repeated_prompt_computes_one_token(size: int, windows: list[int]) -> None:
+    """At any length about page borders, also when its last page was never full."""
+    for length in range(2, 2 * size + 4):
+        for made in (1, 2, size + 1):
+            kit = fake_kit(page_size=size, max_len=100, groups=[Group(100, w) for w in windows])
+            answer(kit, ask("first", prompt(length), max_tokens=made))
+            before = kit.device.seen["tokens"]
+            usage = answer(kit, ask("again", prompt(length), max_tokens=1)).usage
+            assert kit.device.seen["tokens"] - before == 1, (length, made)
+            assert usage and usage.cached == length - 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 16])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_second_turn_of_a_chat_computes_only_what_is_new(size: int, depth: int) -> None:
+    """The answer is in the cache too, to the token: all but its last one, which was never computed."""
+    for length in range(35, 37 + size):
+        kit = fake_kit(page_size=size, max_len=100, depth=depth)
+        kit.engine.add(ask("first", prompt(length), max_tokens=8))
+        said = [t for o in drain(kit) for t in o.tokens]
+        before = kit.device.seen["tokens"]
+        usage = answer(kit, ask("second", prompt(length) + said + prompt(5, seed=2), max_tokens=1)).usage
+        assert kit.device.seen["tokens"] - before == 1 + 5, length
+        assert usage and usage.cached == length + 8 - 1
+
+
+def test_what_an_abort_leaves_is_found_again() -> None:
+    kit = fake_kit(page_size=16, max_len=100, depth=2, lazy=True)
+    kit.engine.add(ask("first", prompt(37), max_tokens=40))
+    for _ in range(5):
+        kit.engine.step()
+    kit.engine.abort("first")
+    drain(kit)
+    usage = answer(kit, ask("again", prompt(37), max_tokens=1)).usage
+    assert usage and usage.cached == 36
+
+
+def test_who_is_preempted_computes_nothing_again_while_its_pages_are_there() -> None:
+    kit = fake_kit(page_size=16, max_len=100)
+    kit.engine.add(ask("r", prompt(37), max_tokens=10))
+    for _ in range(4):
+        kit.engine.step()
+    [seq] = kit.scheduler.running
+    kit.scheduler._preempt(seq, Work(0, []))
+    drain(kit)
+    assert seq.life == 1
+    assert kit.device.seen["tokens"] == 37 + 10 - 1
 
 
 def test_what_was_used_least_recently_is_evicted_first() -> None:

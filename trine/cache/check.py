@@ -6,11 +6,12 @@ It believes nothing that the cache keeps up as it goes (locks, counts of use, id
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from trine.core.types import Sequence
 
-from .tree import Node
+from .tree import TAILS, Node
 
 if TYPE_CHECKING:
     from .manager import Cache
@@ -37,11 +38,17 @@ def check(cache: Cache, live: list[Sequence]) -> None:
 
 def _node(cache: Cache, node: Node) -> None:
     tree = cache.tree
-    assert len(node.key) == node.count * tree.step or node.parent is None, "a key that is not whole pages"
+    if node.parent is not None and node in node.parent.tails:
+        _tail(cache, node)
+    elif node.parent is not None:
+        assert len(node.key) == node.count * tree.step, "a key that is not whole pages"
     assert all(len(pages) == node.count for pages in node.pages)
     assert node.end == node.count + (node.parent.end if node.parent else 0)
     assert node.parent is None or node.count, "an empty node"
     assert node.order == sorted(node.children)
+    assert not any(b.startswith(a) for a, b in pairwise(node.order)), "a child begins with another"
+    assert all(node.children.get(tail.key) is tail for tail in node.tails), "a tail that is no child"
+    assert len(node.tails) <= TAILS
     for first, child in node.children.items():
         assert child.parent is node
         assert child.key[: tree.step] == first, "a child under a foreign key"
@@ -52,6 +59,14 @@ def _node(cache: Cache, node: Node) -> None:
             assert node.listed >> (1 + group) & 1, "idle pages that eviction would not find"
     if node.parent is not None and not node.children and not node.locks and tree.full:
         assert node.listed & 1, "a leaf that eviction would not find"
+
+
+def _tail(cache: Cache, tail: Node) -> None:
+    assert 0 < len(tail.key) < cache.tree.step, "a tail that is empty or a whole page"
+    assert tail.count == 1 and not tail.children and not tail.locks, "a tail that is held"
+    assert all(pages[0] for pages in tail.pages), "a page is missing in a tail"
+    for (page,), pool in zip(tail.pages, cache.pools, strict=True):
+        assert not pool.window or not pool.refs[page], "a tail that is in use"
 
 
 def _sequence(cache: Cache, seq: Sequence) -> None:

@@ -128,12 +128,14 @@ class Cache:
         return changes
 
     def release(self, seq: Sequence) -> None:
-        """Publish, unlock, free the rest. Nothing happens to a sequence that holds nothing."""
+        """Publish, keep the last page as a tail, unlock, free the rest. Nothing happens to a sequence
+        that holds nothing."""
         self.blocked.pop(seq, None)
         if seq.node is None:
             return
         self.publish(seq)
         self._unmake(seq)
+        self._keep(seq)
         for group, pool in enumerate(self.pools):
             if pool.window:
                 self._let_go(seq, group, 0, len(seq.pages[group]))
@@ -250,6 +252,15 @@ class Cache:
                 changes.append((group, start, table[start:end]))
         self.gains += 1
         return changes
+
+    def _keep(self, seq: Sequence) -> None:
+        """Give the tree the last page, which is not full, unless it has those tokens. Flights may
+        still write behind them: nobody reads that."""
+        at = seq.shared
+        key = seq.tokens[at * self.size : min(seq.computed, len(seq.tokens))].tobytes()
+        if key and self.tree.keep(seq.node, key, [[table[at]] for table in seq.pages]):
+            for table in seq.pages:
+                del table[at]
 
     def _let_go(self, seq: Sequence, group: int, start: int, end: int) -> None:
         """A window group's pages in [start, end) of its table: to the tree if it has them, or free."""

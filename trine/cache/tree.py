@@ -2,8 +2,10 @@
 
 A child is found by the bytes of its first page, so a step down is one look-up and one memory
 comparison. Time is a counter. Nodes that can give up pages wait in a heap with lazy removal, so
-eviction never walks the tree. In a window group single pages of a node may be missing (0). The
-tree knows pages and tokens as bytes; of sequences it sees only that they lock nodes.
+eviction never walks the tree. In a window group single pages of a node may be missing (0). A tail
+is a leaf of one page that is not full: nobody holds it, and only its front is ever copied. No child
+begins with another one, so a tail's only rival for the same tokens is its neighbour in `order`.
+The tree knows pages and tokens as bytes; of sequences it sees only that they lock nodes.
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from collections.abc import Iterator
 from .pages import PagePool
 
 TOKEN = 4  # bytes of a token id
+TAILS = 8  # below one node, at most
 
 
 class Node:
     """A run of pages below `parent`. The root of a space has none, and no parent."""
 
-    __slots__ = ("children", "count", "end", "key", "listed", "locks", "order", "pages", "parent", "used")
+    __slots__ = (
+        "children", "count", "end", "key", "listed", "locks", "order", "pages", "parent", "tails", "used"
+    )  # fmt: skip
 
     def __init__(self, key: bytes, pages: list[list[int]], parent: Node | None, count: int) -> None:
         self.key = key  # of a root: the name of its space
@@ -30,6 +35,7 @@ class Node:
         self.end: int = count + (parent.end if parent else 0)  # pages from the root to its end
         self.children: dict[bytes, Node] = {}
         self.order: list[bytes] = []  # keys of `children`, sorted: neighbours share the longest front
+        self.tails: list[Node] = []  # those of its children
         self.locks = 0  # of sequences that hold it, or a node below it
         self.used = 0
         self.listed = 0  # bits: in which heaps it is
@@ -170,16 +176,41 @@ class Tree:
             at += len(node.key)
         if at < len(key):
             self.clock += 1
-            tail = [table[at // self.step :] for table in tables]
+            rest = [table[at // self.step :] for table in tables]
+            self._outgrow(node, key[at : at + self.step])
             # A node of `had` must not grow: the caller takes all its pages for duplicates.
             if not had and node.parent is not None and not node.children and node.locks == 1:
-                self._grow(node, key[at:], tail)
+                self._grow(node, key[at:], rest)
             else:
-                node = self._add(node, key[at:], tail)
+                node = self._add(node, key[at:], rest)
         return node, had
 
+    def keep(self, node: Node, key: bytes, pages: list[list[int]]) -> bool:
+        """Add a tail below `node`, which the caller holds.
+
+        False: a child begins with all of `key`, and the pages are not taken."""
+        self.clock += 1
+        at = bisect_left(node.order, key)
+        if at < len(node.order) and node.order[at].startswith(key):
+            node.children[node.order[at]].used = self.clock
+            return False
+        self._outgrow(node, key)
+        if len(node.tails) == TAILS:
+            self._shorten(min(node.tails, key=lambda tail: tail.used), 1)
+        tail = self._add(node, key, pages)
+        for group, pool in self.windows:
+            pool.idle += 1
+            self.idle(tail, group)
+        return True
+
+    def _outgrow(self, node: Node, key: bytes) -> None:
+        """Free the tail below `node` that `key`, which is not there, begins with."""
+        at = bisect_left(node.order, key)
+        if at and key.startswith(node.order[at - 1]):
+            self._shorten(node.children[node.order[at - 1]], 1)
+
     def _add(self, parent: Node, key: bytes, pages: list[list[int]]) -> Node:
-        node = Node(key, pages, parent, len(key) // self.step)
+        node = Node(key, pages, parent, -(-len(key) // self.step))
         node.used = self.clock
         self._adopt(parent, node)
         self.size += 1
@@ -232,11 +263,11 @@ class Tree:
                     pool.idle -= 1
                     want -= 1
             if leaf and want:
-                tail = 0
-                while want and tail < node.count:
-                    tail += 1
-                    want -= pages[-tail] != 0
-                self._drop(node, tail)
+                end = 0
+                while want and end < node.count:
+                    end += 1
+                    want -= pages[-end] != 0
+                self._drop(node, end)
             if any(p and not pool.refs[p] for p in pages):
                 self._list(node, 1 + group)
 
@@ -262,6 +293,8 @@ class Tree:
         assert parent is not None
         del parent.children[first]
         del parent.order[bisect_left(parent.order, first)]
+        if len(first) < self.step:
+            parent.tails.remove(leaf)
         leaf.parent = None
         self.size -= 1
         return parent
@@ -356,6 +389,8 @@ class Tree:
         if first not in parent.children:
             insort(parent.order, first)
         parent.children[first] = child
+        if len(first) < self.step:
+            parent.tails.append(child)
 
 
 def _shared(a: bytes, b: bytes) -> int:

@@ -295,8 +295,8 @@ class Scheduler:
                 continue  # a sibling is computing its next page
             clash = any((c.group, c.target) in sources for c in copies)
             if clash or not self._fits(work, seq):
+                seq.planned = seq.computed = 0  # its copies are not made: there is nothing to keep
                 cache.release(seq)
-                seq.planned = seq.computed = 0
                 if not clash:
                     self.stuck = cache.gains
                 break
