@@ -11,8 +11,6 @@ from tests.kit.engine import Kit, fake_kit
 from trine.core.types import Group, Output, Request, Sampling
 from trine.scheduler.scheduler import Work
 
-ENDS = Sampling(temperature=0.0, seed=0, max_tokens=4)
-
 
 def ask(name: str, tokens: list[int], space: str = "", **sampling: object) -> Request:
     values = {"temperature": 0.0, "seed": 0, "max_tokens": 4, "top_k": int(space or 0)} | sampling

@@ -299,7 +299,8 @@ class FakeExecutor:
         assert allowed is None or not row.drafts, "a mask is for one token: it cannot cover guesses"
         position = read.end - row.drafts
         while True:
-            if spoilt(place.sampling, position - place.prompt):
+            over = any(t in place.sampling.stop_ids for t in got)
+            if spoilt(place.sampling, position - place.prompt) and not over:
                 self._spoil(read, position)
                 place.tokens += [*got, 0]  # what is in flight goes on with something
                 place.guesses = [0] * self.drafts

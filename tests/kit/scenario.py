@@ -134,7 +134,7 @@ def _asks(rng: random.Random, s: Scenario, crowded: bool) -> list[Ask]:
             rule = rules if rng.random() < 0.6 else 0
             sampling = _sampling(rng, space, crowded)
             if spoil and not rule and rng.random() < 0.2:
-                sampling = replace(sampling, bias={rng.randrange(20): -100.0})
+                sampling = replace(sampling, bias={rng.choice([0, 0, 1, rng.randrange(20)]): -100.0})
             asks.append(
                 Ask(
                     id=f"r{len(asks)}",
