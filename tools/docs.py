@@ -22,7 +22,13 @@ def options() -> str:
     for field in fields():
         if field.group != group:
             group = field.group
-            lines += ["", f"## {group.capitalize()}", "", "| option | also | meaning | default |", "|---|---|---|---|"]
+            lines += [
+                "",
+                f"## {group.capitalize()}",
+                "",
+                "| option | also | meaning | default |",
+                "|---|---|---|---|",
+            ]
         lines.append(_row(field))
     return "\n".join(lines) + "\n"
 
@@ -38,7 +44,11 @@ PAGES = {"docs/options.md": options}
 
 
 def main() -> int:
-    stale = [name for name, make in PAGES.items() if not (ROOT / name).exists() or (ROOT / name).read_text() != make()]
+    stale = [
+        name
+        for name, make in PAGES.items()
+        if not (ROOT / name).exists() or (ROOT / name).read_text() != make()
+    ]
     if "--check" in sys.argv:
         for name in stale:
             print(f"{name} is not what the code says: run make docs")
