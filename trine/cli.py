@@ -261,7 +261,7 @@ def plan(given: argparse.Namespace) -> int:
     config = read(given)
     with progress(f"fetching {config.model}") as update:
         path = locate(config.model, config.revision, update)
-    made = resolve(config, path)
+    made = resolve(config, path, real=False)
     if given.json:
         say(msgspec.json.format(msgspec.json.encode(made), indent=1).decode())
         return 0

@@ -46,12 +46,19 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "--context-length",
             "--max-seq-len",
             group="memory",
-            ge=1,
+            ge=2,
+            le=2**24,
         ),
     ] = None
     max_num_seqs: Annotated[
         int | None,
-        option("most sequences in one step; shrinks to fit", "--max-running-requests", group="memory", ge=1),
+        option(
+            "most sequences in one step; shrinks to fit",
+            "--max-running-requests",
+            group="memory",
+            ge=1,
+            le=65536,
+        ),
     ] = None
     memory: Annotated[
         str | None,
@@ -75,11 +82,18 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     )
     num_pages: Annotated[
         int | None,
-        option("KV pages, instead of what memory allows", "--num-gpu-blocks-override", group="memory", ge=2),
+        option(
+            "KV pages, instead of what memory allows",
+            "--num-gpu-blocks-override",
+            group="memory",
+            ge=2,
+            le=2**31,
+        ),
     ] = None
 
     max_num_batched_tokens: Annotated[
-        int | None, option("token budget of a step", "--chunked-prefill-size", group="scheduling", ge=1)
+        int | None,
+        option("token budget of a step", "--chunked-prefill-size", group="scheduling", ge=1, le=2**20),
     ] = None
     policy: Annotated[
         Literal["prefix", "fcfs"],
@@ -102,7 +116,8 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option("steps in flight: 1 waits, 2 overlaps host and device", group="scheduling", ge=1, le=4),
     ] = None
     max_queue: Annotated[
-        int, option("waiting requests before 429", "--max-queued-requests", group="scheduling", ge=0)
+        int,
+        option("waiting requests before 429", "--max-queued-requests", group="scheduling", ge=0, le=10**6),
     ] = 1024
     attention: Annotated[
         str, option("attention backend; auto: the first that can", "--attention-backend", group="device")
@@ -114,10 +129,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         int | None, option("compute threads; default: the cores there are", group="device", ge=1, le=1024)
     ] = None
     tensor_parallel_size: Annotated[
-        int, option("devices that share each layer", "--tp", "--tp-size", group="device", ge=1)
+        int, option("devices that share each layer", "--tp", "--tp-size", group="device", ge=1, le=1024)
     ] = 1
     dummy_seed: Annotated[
-        int, option("seed of the random weights of --load-format dummy", group="device")
+        int, option("seed of the random weights of --load-format dummy", group="device", ge=0, le=2**53)
     ] = 0
 
     host: Annotated[str, option("address to listen on", group="server")] = "127.0.0.1"
@@ -136,12 +151,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     admin_socket: Annotated[
         str | None, option("path of the admin Unix socket; default: in the run folder", group="server")
     ] = None
-    max_body_bytes: Annotated[int, option("largest request body", group="server", ge=1024)] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[int, option("largest request body", group="server", ge=1024, le=2**30)] = (
+        8 * 1024 * 1024
+    )
     drain_seconds: Annotated[
         float, option("how long SIGTERM waits for running requests", group="server", ge=0, le=3600)
     ] = 30.0
     request_timeout: Annotated[
-        float, option("seconds after which a request ends with an error", group="server", ge=1)
+        float, option("seconds after which a request ends with an error", group="server", ge=1, le=7 * 86400)
     ] = 3600.0
     chat_template: Annotated[
         str | None, option("file with a chat template to use instead of the model's own", group="server")

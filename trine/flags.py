@@ -19,6 +19,7 @@ from .config import Config
 from .errors import ConfigError
 
 FILE_BYTES = 1024 * 1024  # of a config file
+NAME_CHARS = 1024  # of a model's name or path
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +135,14 @@ def make(values: dict[str, Any]) -> Config:
         raise ConfigError(f"{name}: {what}, found {values.get(name)!r}", name) from None
     for field in fields():
         _bounded(field, getattr(config, field.name))
+    for name in ("model", "served_model_name"):
+        if (value := getattr(config, name)) is not None and not (
+            0 < len(value) <= NAME_CHARS and value.isprintable()
+        ):
+            raise ConfigError(
+                f"{name}: 1 to {NAME_CHARS} characters that can be printed are wanted, found {value[:40]!r}",
+                name,
+            )
     return config
 
 

@@ -82,12 +82,16 @@ class Sizes(Struct, frozen=True):
 
     weights: int
     position: int  # one token's KV over all layers
-    work: int  # activations of a full step, and the table
+    work: int  # activations of a full step, and the logits of `sequences` rows
+    sequences: int  # rows that fit
     available: int
+    machine: int  # all there is
 
 
-def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
+def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = True) -> Plan:
     """The Plan of a Config for the model at `path` on this machine (or on `platform`).
+
+    `real`: what does not fit this machine is refused; else it is only asked what would be.
 
     ConfigError names the field that makes no sense; Unsupported says who was asked."""
     from .loader.checkpoint import open as open_checkpoint
@@ -111,6 +115,8 @@ def resolve(config: Config, path: Path, platform: Any = None) -> Plan:
     )
     sizes = _sizes(config, checkpoint, model, kinds, dtype, platform, reasons)
     length, sequences, pages = _fit(config, model, sizes, reasons)
+    if real:
+        _refuse_more_than_there_is(config, sizes, pages)
     budget, depth = _steps(config, sequences, reasons)
     return Plan(
         model=served,
@@ -270,25 +276,27 @@ def _sizes(
     weights = _parameters(checkpoint) * each + (4 * embedding if dtype == "int8" else 0)
     position = sum(2 * kind.kv_heads * kind.head_dim * max(2, each if each != 1 else 4) for kind in kinds)
     budget = config.max_num_batched_tokens or BUDGET
-    sequences = config.max_num_seqs or SEQUENCES
-    work = (
-        budget * (model.hidden_size * 12 + model.intermediate_size * 4) * 4
-        + sequences * model.vocab_size * 12
-    )
-    reasons.note(
-        "weights",
-        _human(weights),
-        f"as {dtype}" + (", the embedding in float32 too" if dtype == "int8" else ""),
-    )
+    asked = config.max_num_seqs or SEQUENCES
+    step = budget * (model.hidden_size * 12 + model.intermediate_size * 4) * 4
+    row = model.vocab_size * 12
+    embedded = ", the embedding in float32 too" if dtype == "int8" else ""
+    reasons.note("weights", _human(weights), f"as {dtype}{embedded}")
+    available = _available(config, platform, weights + step + asked * row, reasons)
+    sequences = min(asked, max(1, (available - weights - step) // 2 // row))
+    work = step + sequences * row
     reasons.note("work space", _human(work), f"a step of {budget:,} tokens, logits of {sequences:,} rows")
-    return Sizes(weights, position, work, _available(config, platform, weights + work, reasons))
+    return Sizes(weights, position, work, sequences, available, platform.memory()[1])
 
 
 def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> int:
     """Bytes for weights, work and KV together."""
     free, total = platform.memory()
     if config.memory is not None:
-        return reasons.note("memory", size(config.memory, "memory"), "--memory, bytes") or 0
+        asked = size(config.memory, "memory")
+        reasons.note(
+            "memory", _human(asked), f"--memory; this machine has {_human(total)}, {_human(free)} of it free"
+        )
+        return asked
     if config.gpu_memory_utilization is not None:
         share = int(free * config.gpu_memory_utilization)
         reasons.note(
@@ -323,7 +331,7 @@ def _fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[in
             f"max_model_len: {config.max_model_len} is more than the {model.max_position_embeddings} positions the model was made for",
             "max_model_len",
         )
-    sequences = config.max_num_seqs or SEQUENCES
+    sequences = sizes.sequences
     pages = min(pages, -(-wanted // config.block_size) * sequences + 1) if config.num_pages is None else pages
     fits = (pages - 1) * config.block_size
     length = min(wanted, fits)
@@ -339,14 +347,22 @@ def _fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[in
         else ("--max-model-len" if config.max_model_len else "what the model was made for")
     )
     reasons.note("context", length, shrunk)
-    rows = min(sequences, pages - 1)
-    why = (
-        f"shrunk from {sequences:,}: there are no more pages"
-        if rows < sequences
-        else ("--max-num-seqs" if config.max_num_seqs else "the default on a CPU")
-    )
+    rows, asked = min(sequences, pages - 1), config.max_num_seqs or SEQUENCES
+    kept = "--max-num-seqs" if config.max_num_seqs else "the default on a CPU"
+    why = f"shrunk from {asked:,}: more do not fit" if rows < asked else kept
     reasons.note("sequences", rows, f"{why}; {fits // length:,} fit at full context")
     return length, rows, pages
+
+
+def _refuse_more_than_there_is(config: Config, sizes: Sizes, pages: int) -> None:
+    """Memory that was asked for by name and that the machine does not have."""
+    need = sizes.weights + sizes.work + pages * config.block_size * sizes.position
+    if need > sizes.machine:
+        field = "num_pages" if config.num_pages else "memory"
+        raise ConfigError(
+            f"{field}: {_human(need)} would be used, and this machine has {_human(sizes.machine)}; give less",
+            field,
+        )
 
 
 def _eos(checkpoint: Any, vocab: int, reasons: Reasons) -> list[int]:
@@ -369,7 +385,7 @@ def _eos(checkpoint: Any, vocab: int, reasons: Reasons) -> list[int]:
 
 def size(text: str, field: str) -> int:
     """Bytes of "8GiB", "500MB", "2g" or a plain number; ConfigError names `field`."""
-    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
     if not found:
         raise ConfigError(f"{field}: a size such as 8GiB or 500MB is wanted, found {text!r}", field)
     number, unit, binary = found.groups()

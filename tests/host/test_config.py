@@ -58,7 +58,7 @@ def test_flags_that_users_of_other_engines_type(words: list[str], name: str, val
         ({"port": 99999}, "port", "from 0 to 65535"),
         ({"port": -1}, "port", "from 0"),
         ({"block_size": 0}, "block_size", "from 1"),
-        ({"max_num_seqs": 0}, "max_num_seqs", "at least 1"),
+        ({"max_num_seqs": 0}, "max_num_seqs", "from 1"),
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization", "from 0.05"),
         ({"max_model_len": "4"}, "max_model_len", "int"),
         ({"policy": "sjf"}, "policy", "sjf"),
