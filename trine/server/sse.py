@@ -86,3 +86,5 @@ async def _paced(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, N
             if not ahead.done():
                 ahead.cancel()
                 await asyncio.wait({ahead})
+            if not ahead.cancelled():
+                ahead.exception()  # seen: when the reader has gone, nobody else asks for it
