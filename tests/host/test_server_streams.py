@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 from collections import deque
 from typing import Any
@@ -16,8 +17,9 @@ from tests.kit.server import ScriptedEngine, call, decoded, face, is_refusal, to
 from trine.core.types import Logprob, Output
 from trine.errors import EngineDead, Overloaded
 from trine.metrics import Metrics
-from trine.server import limits
+from trine.server import limits, sse
 from trine.server.ask import Delta
+from trine.server.catalogue import Gone
 from trine.server.choice import Choice, merge
 from trine.text.detokenizer import Detokenizer
 from trine.text.stops import Stops
@@ -416,3 +418,34 @@ def choice_of(ids: list[int], cuts: list[int], stops: list[str], ending: str, re
         merge(found, choice.feed(Output("x", piece, last, [Logprob(token, -1.0, 1) for token in piece])))
     assert choice.count <= len(ids)
     return found
+
+
+def test_an_error_that_nobody_waits_for_any_more_is_seen() -> None:
+    """A reader goes in the turn in which the stream fails: the event loop has nothing to complain of."""
+    complaints: list[dict[str, object]] = []
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        gate = asyncio.Event()
+
+        async def events():
+            yield b"first"
+            try:
+                await gate.wait()
+            finally:
+                raise Gone
+
+        paced = sse._paced(events())
+        assert await anext(paced) == b"first"
+        waiting = asyncio.ensure_future(anext(paced))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gate.set()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        del waiting, paced
+        gc.collect()
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert complaints == []
