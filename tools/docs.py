@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from pathlib import Path
 
@@ -40,7 +41,41 @@ def _row(field: Field) -> str:
     return f"| `{field.flag}` | {also} | {field.help}{';' + value if value else ''} | {default} |"
 
 
-PAGES = {"docs/options.md": options}
+def models() -> str:
+    """What can be run: families, checkpoint formats, the catalog. Asked of the code."""
+    from trine import catalog
+    from trine.loader.dequant import FORMULAS
+    from trine.loader.gguf import ARCHITECTURES
+
+    package = ROOT / "trine" / "models"
+    lines = [
+        "# Models",
+        "",
+        "Made by `make docs` from the files of `trine/models`; a family is the `model_type` of its config.",
+        "",
+        "| family | what | from GGUF |",
+        "|---|---|---|",
+    ]
+    for file in sorted(package.glob("*.py")):
+        if file.stem not in ("__init__", "decoder"):
+            what = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("\n")[0]
+            lines.append(f"| `{file.stem}` | {what} | {'yes' if file.stem in ARCHITECTURES else 'no'} |")
+    lines += [
+        "",
+        "Checkpoints: a folder with `config.json` and safetensors (one file or shards), or a `.gguf` file. GGUF tensors may be of the types "
+        + ", ".join(sorted(FORMULAS))
+        + ". Pickled weights and code inside a repository are never loaded.",
+        "",
+        "A model is named, in this order, by a folder or `.gguf` file, a name of the catalog, or a hub id `org/name`. The catalog:",
+        "",
+        "| name | what | license |",
+        "|---|---|---|",
+        *(f"| `{name}` | {entry.description} | {entry.license} |" for name, entry in catalog.MODELS.items()),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"docs/options.md": options, "docs/models.md": models}
 
 
 def main() -> int:
