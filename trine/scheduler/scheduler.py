@@ -312,7 +312,9 @@ class Scheduler:
             # Each time it was preempted it wants twice the room to spare, so that it seldom is again.
             spare = 0 if self.sure else len(self.running) << min(seq.life, 24)
             for group, pool in enumerate(cache.pools):
-                wanted = owed[group] + self._claim(seq, group) + (0 if pool.window else spare)
+                wanted = (
+                    owed[group] + self._claim(seq, group) + (0 if pool.window and not seq.life else spare)
+                )
                 if self._supply(pool) < wanted:
                     return False
             most = self._most(owed, seq) if self.sure and cache.windows else None
