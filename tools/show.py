@@ -289,6 +289,7 @@ async def main() -> int:
     result["orphans"] = await orphans(served)
     print("orphans", json.dumps(result["orphans"]), "stop", result["stop_seconds"], flush=True)
     if given.save:
+        given.save.parent.mkdir(parents=True, exist_ok=True)
         given.save.write_text(json.dumps(result, indent=1) + "\n")
     return (
         0
