@@ -50,7 +50,7 @@ check: $(VENV)/.dev  ## format, lint, types, import rules, sizes
 	@$(BIN)/python tools/check.py
 
 sim: $(VENV)/.dev  ## simulate STEPS steps of the engine core, and report
-	@$(BIN)/python tools/sim.py --steps $(STEPS) --save
+	@$(BIN)/python tools/sim.py --steps $(STEPS) $(if $(filter 10000000,$(STEPS)),--save)
 
 mutants: $(VENV)/.dev  ## break the core on purpose: every break must be noticed
 	@$(BIN)/python tools/mutants.py

@@ -151,7 +151,7 @@ def serve(given: argparse.Namespace) -> int:
 def _ready(ready: Any, address: str, config: Any) -> None:
     """What a person reads when the server can be used; `address` is http://host:port."""
     keys = config.api_key or environment_keys()
-    key = ' -H "Authorization: Bearer $TRINE_API_KEY"' if keys else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if keys else ""
     seconds = sum(ready.seconds.values())
     say(f"\nTrine {__version__} serves {ready.model} at {address} (engine ready after {seconds:.1f} s)")
     say(
@@ -160,7 +160,7 @@ def _ready(ready: Any, address: str, config: Any) -> None:
     say("\nTry it:\n")
     say(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
     say(
-        f"""    -d '{{"model": "{ready.model}", "stream": true, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
+        f"""    -d '{{"model": "{ready.model}", "stream": true, "temperature": 0, "max_tokens": 64, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
     )
     say("\nStop with Ctrl-C.")
 
@@ -201,6 +201,7 @@ def generate(given: argparse.Namespace) -> int:
     )
     if not prompts:
         raise TrineError("no prompt: give --prompt TEXT, or lines on standard input")
+    failed = False
     sampling, llm = _chosen(given), _llm(given)
     conversations = [[{"role": "user", "content": prompt}] for prompt in prompts]
     if len(prompts) == 1:
@@ -220,9 +221,13 @@ def generate(given: argparse.Namespace) -> int:
             if given.chat
             else llm.generate(prompts, sampling, **more)
         ):
-            say(completion.text if completion.error is None else f"error: {completion.error}")
+            if completion.error is None:
+                say(completion.text)
+            else:
+                failed = True
+                say(f"trine: {completion.error}", error=True)
     llm.close()
-    return 0
+    return 1 if failed else 0
 
 
 def _llm(given: argparse.Namespace) -> Any:

@@ -135,6 +135,8 @@ def make(values: dict[str, Any]) -> Config:
         raise ConfigError(f"{name}: {what}, found {values.get(name)!r}", name) from None
     for field in fields():
         _bounded(field, getattr(config, field.name))
+    if not all(config.api_key):
+        raise ConfigError("api_key: a key that is not empty is wanted", "api_key")
     for name in ("model", "served_model_name"):
         if (value := getattr(config, name)) is not None and not (
             0 < len(value) <= NAME_CHARS and value.isprintable()

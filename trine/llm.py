@@ -49,7 +49,7 @@ class Writer:
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, continues: bool) -> None:
         self.completion = Completion()
         self._detokenizer = Detokenizer(tokenizer, continues=continues)
-        self._stops = Stops(list(stop))
+        self._stops = Stops([stop] if isinstance(stop, str) else list(stop))
 
     def take(self, output: Output) -> tuple[str, bool]:
         """The text that is now certain, and whether a stop string was hit (the rest is to be aborted)."""

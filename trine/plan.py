@@ -322,7 +322,7 @@ def _fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[in
     if pages < LEAST_PAGES:
         raise ConfigError(
             f"memory: the weights ({_human(sizes.weights)}) and the work space ({_human(sizes.work)}) leave no room for KV in {_human(sizes.available)}; "
-            f"give more (--memory {_human(sizes.weights + sizes.work + LEAST_PAGES * page)}) or a smaller model",
+            f"give more (--memory {-(-(sizes.weights + sizes.work + page * -(-512 // config.block_size)) // 2**20)}MiB) or a smaller model",
             "memory",
         )
     wanted = config.max_model_len or model.max_position_embeddings

@@ -121,6 +121,8 @@ def test_a_stop_string_ends_the_text_before_it(llm: LLM) -> None:
     cut = llm.generate("1, 2, 3, 4,", Sampling(temperature=0, max_tokens=16), stop=[whole[4:7]])[0]
     assert cut.text == whole[: whole.index(whole[4:7])]
     assert cut.finish_reason == "stop"
+    one = llm.generate("1, 2, 3, 4,", Sampling(temperature=0, max_tokens=16), stop=whole[4:7])[0]
+    assert one.text == cut.text
 
 
 def test_a_stream_joins_to_the_whole(llm: LLM) -> None:

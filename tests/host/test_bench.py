@@ -12,7 +12,7 @@ import pytest
 from trine.bench import serve as bench
 from trine.bench.client import Client
 from trine.bench.datasets import build
-from trine.errors import ConfigError
+from trine.errors import ConfigError, TrineError
 
 
 def scripted(request: httpx.Request) -> httpx.Response:
@@ -99,3 +99,19 @@ def test_the_same_seed_is_the_same_load() -> None:
         == build("unique", 9, 20, 8, 1, None)
         != build("unique", 9, 20, 8, 2, None)
     )
+
+
+def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    made = Client.__init__
+    monkeypatch.setattr(
+        Client,
+        "__init__",
+        lambda self, *a, **k: made(self, *a, **k | {"transport": httpx.MockTransport(refuse)}),
+    )
+    with pytest.raises(TrineError, match="no server answers"):
+        asyncio.run(bench.run(bench.Load(url="http://127.0.0.1:1/v1", requests=1)))
+    with pytest.raises(ConfigError, match="at least 1"):
+        asyncio.run(bench.run(bench.Load(url="http://127.0.0.1:1", requests=0)))

@@ -376,7 +376,8 @@ def test_metrics_count_what_clients_got() -> None:
         text = (await call(app, "GET", "/metrics")).content.decode()
         assert 'trine_request_success_total{finished_reason="length"} 2.0' in text and tokens == 120
         assert 'trine_request_success_total{finished_reason="stop"} 1.0' in text
-        assert 'trine_request_success_total{finished_reason="error"} 1.0' in text
+        assert 'trine_request_success_total{finished_reason="abort"} 1.0' in text  # it went away
+        assert 'trine_request_success_total{finished_reason="error"} 0.0' in text
         assert 'trine_admission_rejections_total{reason="missing_field"} 1.0' in text
         assert "trine_time_to_first_token_seconds_count 3.0" in text
 

@@ -9,6 +9,8 @@ from typing import Any
 import httpx
 from msgspec import Struct
 
+from trine.errors import TrineError
+
 
 class Timing(Struct):
     """What one request saw. Seconds are from when it was due, not from when a socket was free."""
@@ -40,7 +42,7 @@ class Client:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.model, self.ignore_eos = model, ignore_eos
         self.http = httpx.AsyncClient(
-            base_url=url,
+            base_url=url.rstrip("/").removesuffix("/v1"),
             headers=headers,
             timeout=timeout,
             transport=transport,
@@ -50,8 +52,16 @@ class Client:
 
     async def first_model(self) -> str:
         """The first model the server lists."""
-        answer = await self.http.get("/v1/models")
-        answer.raise_for_status()
+        try:
+            answer = await self.http.get("/v1/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise TrineError(
+                f"no server answers at {self.http.base_url}: {error}; is it ready? give its address with --url"
+            ) from None
+        if answer.status_code != 200:
+            raise TrineError(
+                f"{self.http.base_url} answers {answer.status_code} to /v1/models: {answer.text[:200]}"
+            )
         return answer.json()["data"][0]["id"]
 
     async def server(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 
 from msgspec import Struct
 
+from trine.errors import ConfigError
 from trine.version import __version__
 
 from .client import Client, Timing
@@ -47,9 +48,12 @@ class Load(Struct, frozen=True, kw_only=True):
 
 async def run(load: Load, progress: Any = None) -> dict[str, Any]:
     """Send the load; returns the result, ready for JSON. `progress(done, all)` is called as answers end."""
+    if load.requests < 1 or not load.rate > 0:
+        raise ConfigError("num-prompts: at least 1 is wanted, and a request-rate above 0", "num_prompts")
     client = Client(load.url, load.model or "", load.key, ignore_eos=load.ignore_eos, timeout=load.timeout)
     try:
-        client.model = load.model or await client.first_model()
+        first = await client.first_model()
+        client.model = load.model or first
         server = await client.server()
         conversations = build(
             load.dataset, load.requests, load.input_words, load.output, load.seed, load.path

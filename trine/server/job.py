@@ -20,7 +20,7 @@ from trine.core.types import Output, Request, Usage
 
 from . import limits
 from .ask import Count, Delta
-from .catalogue import Refusal, plain
+from .catalogue import Gone, Refusal, plain
 from .choice import Choice, merge
 from .timing import Meter, Timing
 
@@ -94,7 +94,7 @@ class Job:
             for pump in pumps:
                 pump.cancel()
             for timing in self.timings:
-                timing.finished("error" if self.error else "abort")
+                timing.finished("error" if self.error and not isinstance(self.error, Gone) else "abort")
 
     def abort(self) -> None:
         """Tell the engine to forget what still runs."""
