@@ -85,7 +85,7 @@ def report(args: argparse.Namespace) -> int:
     running = [
         subprocess.Popen([*command, str(i)], stdout=subprocess.PIPE, text=True) for i in range(args.workers)
     ]
-    parts = [json.loads(p.communicate()[0] or '{"seen": {}, "faults": ["the worker died"]}') for p in running]
+    parts = [ended(p) for p in running]
     seen: Counter[str] = Counter()
     for p in parts:
         seen += Counter(p["seen"])
@@ -103,11 +103,19 @@ def report(args: argparse.Namespace) -> int:
         "compared": compared,
     }
     show(saved)
-    if args.save:
+    if args.save and steps < args.steps:
+        print("not saved: fewer steps than asked for")
+    elif args.save:
         path = ROOT / "benchmarks" / "sim.json"
         path.write_text(json.dumps(saved, indent=1) + "\n")
         print(f"saved {path.relative_to(ROOT)}")
     return 1 if faults else 0
+
+
+def ended(worker: subprocess.Popen[str]) -> dict[str, Any]:
+    """What a worker found; one that was killed found nothing, and that is a fault too."""
+    text = worker.communicate()[0]
+    return json.loads(text) if text else {"seen": {}, "faults": [f"a worker ended with {worker.returncode}"]}
 
 
 def show(saved: dict[str, Any]) -> None:
