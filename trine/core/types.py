@@ -153,8 +153,22 @@ class Copy(Struct, array_like=True):
     tokens: int
 
 
+class Share(Struct, array_like=True, gc=False):
+    """A run of pages that several slots have in common, so that attention reads it once for all of them.
+
+    Entries [first, first + count) of the page table of each of `slots` are the same pages, in every group
+    without a window, and all their KV was computed by steps before. A slot may be in many runs: they are
+    disjoint, and a longer prefix comes after the shorter one that it continues."""
+
+    first: int  # index in the page tables
+    count: int  # pages
+    slots: list[int]  # two at least; one that has no row in a step is passed over
+
+
 class Batch(Struct, array_like=True, tag=True):
-    """One step's orders, applied in this order: joins, copies, grants, writes, rows."""
+    """One step's orders, applied in this order: joins, copies, grants, writes, rows.
+
+    `shares` holds for the rows of this batch and of those after it, until another list comes."""
 
     step: int
     rows: list[Row]
@@ -162,6 +176,7 @@ class Batch(Struct, array_like=True, tag=True):
     copies: list[Copy] = []
     grants: list[Grant] = []
     writes: list[Write] = []
+    shares: list[Share] | None = None  # None: as before; []: there are none now
 
 
 class Logprob(Struct, array_like=True, frozen=True):
@@ -183,6 +198,7 @@ class Result(Struct, array_like=True, tag=True):
     logprobs: list[list[Logprob]] | None = None
     seconds: float = 0.0  # of compute
     errors: list[str | None] | None = None  # by row: why its token means nothing (no finite logit)
+    idle: float = 0.0  # seconds that the device waited between the step before and this one
 
 
 class Usage(Struct, frozen=True, omit_defaults=True):
