@@ -60,6 +60,31 @@ def test_every_platform_keeps_the_contract() -> None:
             assert isinstance(platform().device(), torch.device)
 
 
+def test_every_platform_that_is_here_orders_and_measures() -> None:
+    for platform in (kind() for kind in find("platforms").values() if kind.cannot() is None):
+        first, second, side = platform.event(), platform.event(), platform.stream()
+        first.record()
+        with side.fork():
+            x = torch.ones(3, device=platform.device()) * 2
+        side.join()
+        second.record()
+        second.wait()
+        platform.synchronize()
+        assert first.done() and second.done() and second.since(first) >= 0 and x.sum().item() == 6
+        buffer = platform.host_buffer((2, 3), torch.int32)
+        assert (buffer.shape, buffer.dtype, buffer.device.type) == ((2, 3), torch.int32, "cpu")
+        assert platform.asynchronous == (platform.graph() is not None)
+
+
+def test_a_platform_that_is_not_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert "ROCm" in (find("platforms")["cuda"].cannot() or "")
+    monkeypatch.setattr(torch.version, "hip", None)
+    assert "without ROCm" in (find("platforms")["rocm"].cannot() or "")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert "without CUDA" in (find("platforms")["cuda"].cannot() or "")
+
+
 def test_a_mesh_of_one_does_nothing() -> None:
     x = torch.ones(2)
     axis = Mesh().tensor

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import platform
+import time
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -36,6 +38,7 @@ class Cpu:
 
     name = "cpu"
     order = 100
+    asynchronous = False
 
     @classmethod
     def cannot(cls) -> str | None:
@@ -73,11 +76,49 @@ class Cpu:
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
 
+    def event(self) -> Event:
+        return Event()
+
+    def stream(self) -> Stream:
+        return Stream()
+
+    def synchronize(self) -> None:
+        pass
+
     def graph(self) -> None:
         return None
 
     def collectives(self) -> str:
         return "gloo"
+
+
+class Event:
+    """Orders are done when they return, so an event is done when it is recorded."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+    def since(self, earlier: Event) -> float:
+        return self.at - earlier.at
+
+
+class Stream:
+    """There is only one line of orders."""
+
+    def fork(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def join(self) -> None:
+        pass
 
 
 def _cores() -> int:

@@ -1,0 +1,163 @@
+"""NVIDIA GPUs: the only file that says torch.cuda.
+
+Memory is what the driver says is free now, so a GPU may be shared. It does not know what runs on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+from .base import Facts
+
+
+class Cuda:
+    """One GPU for each rank."""
+
+    name = "cuda"
+    order = 10
+    asynchronous = True
+
+    @classmethod
+    def cannot(cls) -> str | None:
+        if torch.version.hip:
+            return "this torch is built for ROCm"
+        if not torch.version.cuda:
+            return "this torch is built without CUDA"
+        return cls._missing()
+
+    @staticmethod
+    def _missing() -> str | None:
+        try:
+            if torch.cuda.device_count() < 1:
+                return "there is no GPU"
+            torch.cuda.init()
+        except Exception as error:  # of many kinds: an old driver, no permission, a GPU in a bad state
+            return f"the GPU cannot be used: {str(error).partition(chr(10))[0]}"
+        return None
+
+    def device(self, rank: int = 0) -> torch.device:
+        torch.cuda.set_device(rank)
+        return torch.device("cuda", rank)
+
+    def facts(self) -> Facts:
+        found = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return Facts(
+            kind=self.name,
+            chip=found.name,
+            cores=found.multi_processor_count,
+            memory=found.total_memory,
+            capability=(found.major, found.minor),
+        )
+
+    def memory(self) -> tuple[int, int]:
+        free, total = torch.cuda.mem_get_info()
+        return free, total
+
+    def threads(self, count: int) -> None:
+        torch.set_num_threads(count)
+
+    def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+    def event(self) -> Event:
+        return Event()
+
+    def stream(self) -> Stream:
+        return Stream()
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def graph(self) -> Graph:
+        return Graph()
+
+    def collectives(self) -> str:
+        return "nccl"
+
+
+class Event:
+    """On the stream that is current when it is recorded."""
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self.event.record()
+
+    def done(self) -> bool:
+        return self.event.query()
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def since(self, earlier: Event) -> float:
+        return earlier.event.elapsed_time(self.event) / 1e3
+
+
+class Stream:
+    """Events order both streams, so that a capture of one takes in the other."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+
+class Captured:
+    """One CUDA graph."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, value: Any) -> None:
+        self.graph, self.value = graph, value
+
+    def replay(self) -> None:
+        self.graph.replay()
+
+
+class Graph:
+    """Captures on a stream of its own, with one pool of memory for all its graphs.
+
+    Made by hand rather than with torch.cuda.graph: a capture that fails there leaves its stream current."""
+
+    def __init__(self) -> None:
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
+        self.broken: list[torch.cuda.CUDAGraph] = []  # the allocator may still point at them
+
+    def capture(self, call: Callable[[], Any]) -> Captured:
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(self.stream):
+            # Only this thread is watched: others may allocate pinned memory meanwhile.
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                value = call()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph)
+                raise
+        return Captured(graph, value)
+
+    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
+        """End a capture whose call raised. One that the driver has given up already cannot be ended: its pool
+        is closed by hand, and later captures get another."""
+        try:
+            graph.capture_end()
+        except RuntimeError:
+            self.broken.append(graph)
+            with suppress(RuntimeError, AttributeError):
+                torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
+            self.pool = torch.cuda.graph_pool_handle()
+
+
+PLUGIN = Cuda
