@@ -45,8 +45,8 @@ class Quant(Protocol):
         """Instead of `load` and `finish`: the weight of an embedding, which may be shared."""
         ...
 
-    def apply(self, linear: Holder, x: Tensor) -> Tensor:
-        """[tokens, ins] -> [tokens, outs], without the bias."""
+    def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
+        """[tokens, ins] -> [tokens, outs], without the bias; in float32 if `wide`, else of x's dtype."""
         ...
 
     def dequantize(self, linear: Holder) -> Tensor:

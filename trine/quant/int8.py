@@ -51,7 +51,7 @@ class Int8:
         self.load(linear, 0, weight)
         self.finish(linear)
 
-    def apply(self, linear: Holder, x: Tensor) -> Tensor:
+    def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
         scale = self._scale(x, LARGEST_INPUT)
         return self.product.multiply(x / scale, linear.weight).mul_(scale).mul_(linear.scale)
 

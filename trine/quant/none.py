@@ -1,4 +1,4 @@
-"""Weights as they are, in float32 or bfloat16. Arithmetic is the product's business."""
+"""Weights as they are, in float32, bfloat16 or float16. Arithmetic is the product's business."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .base import Holder
 
 
 class Plain:
-    """Weights as numbers. bfloat16 halves the memory; it rounds only what the checkpoint has finer."""
+    """Weights as numbers. 16 bits halve the memory: they round only what the checkpoint has finer."""
 
     name = "none"
 
@@ -31,8 +31,8 @@ class Plain:
     def tie(self, linear: Holder, weight: Tensor) -> None:
         linear.weight = self.product.pack(weight.to(self.dtype))
 
-    def apply(self, linear: Holder, x: Tensor) -> Tensor:
-        return self.product.multiply(x, linear.weight)
+    def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
+        return self.product.multiply(x, linear.weight, wide)
 
     def dequantize(self, linear: Holder) -> Tensor:
         return self.product.unpack(linear.weight).float()

@@ -1,6 +1,6 @@
 """The contract of a matrix product, in shapes: y = x W^T.
 
-Weights are float32, bfloat16, or int8. With int8 weights a product takes x as integers of 14 bits, each in two
+Weights are float32, bfloat16, float16, or int8. With int8 weights a product takes x as integers of 14 bits, each in two
 digits of 7: x = 128 high + low. Both digits are multiplied by the weights as if they were two rows; their sums
 are exact integers, and the result is the float32 nearest to the true sum. So every int8 product gives the
 same numbers, and a row's result cannot depend on the rows beside it. Why two digits: with 8 bits on both sides
@@ -25,10 +25,12 @@ INPUTS = 2064  # float32 holds every integer up to 2^24, and so many products of
 class Want(Struct, frozen=True):
     """What a model asks of its products."""
 
-    weights: str  # int8, float32, bfloat16
+    weights: str  # int8, float32, bfloat16, float16
     invariant: bool = True  # a row's result must not depend, in any bit, on the rows beside it
-    device: str = "cpu"
+    device: str = "cpu"  # or "cuda", "rocm": Facts.kind
     features: tuple[str, ...] = ()  # of the processor: Facts.features
+    capability: tuple[int, int] = (0, 0)  # of an NVIDIA GPU: Facts.capability
+    cores: int = 0  # multiprocessors of a GPU: Facts.cores; 0: not known
 
 
 class Product(Protocol):
@@ -50,11 +52,17 @@ class Product(Protocol):
         """The weight again, exactly."""
         ...
 
-    def multiply(self, x: Tensor, packed: Any) -> Tensor:
-        """[rows, ins] float32 -> [rows, outs] float32.
+    def multiply(self, x: Tensor, packed: Any, wide: bool = False) -> Tensor:
+        """[rows, ins] -> [rows, outs] of x's dtype, or float32 if `wide`. Sums are in float32 at least.
 
+        On a CPU x is float32. On a GPU its dtype is the weights', and nothing waits for the device.
         int8: |x| is at most LARGEST, and x is rounded to the nearest integer, ties to even."""
         ...
+
+
+def not_cpu(want: Want) -> str | None:
+    """What the products of a CPU say to other devices."""
+    return None if want.device == "cpu" else f"is for a CPU, not {want.device}"
 
 
 class Scratch:

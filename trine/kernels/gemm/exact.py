@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import DIGIT, INPUTS, Scratch, Want, beside, digits, total
+from .base import DIGIT, INPUTS, Scratch, Want, beside, digits, not_cpu, total
 
 
 class Exact:
@@ -20,7 +20,9 @@ class Exact:
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        return None if want.weights == "int8" else f"is for int8 weights, not {want.weights}"
+        if want.weights != "int8":
+            return f"is for int8 weights, not {want.weights}"
+        return not_cpu(want)
 
     def __init__(self, want: Want) -> None:
         self.scratch = Scratch()
@@ -32,7 +34,7 @@ class Exact:
     def unpack(self, packed: Tensor) -> Tensor:
         return packed
 
-    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, packed: Tensor, wide: bool = False) -> Tensor:
         inputs = digits(x, self.unit).round_().split(INPUTS, -1)
         return beside([self._part(inputs, part) for part in self.scratch.parts(packed)])
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import DIGIT, INPUTS, LARGEST, Want, digits, total
+from .base import DIGIT, INPUTS, LARGEST, Want, digits, not_cpu, total
 
 
 class Fbgemm:
@@ -30,6 +30,8 @@ class Fbgemm:
     def cannot(cls, want: Want) -> str | None:
         if want.weights != "int8":
             return f"is for int8 weights, not {want.weights}"
+        if reason := not_cpu(want):
+            return reason
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             return "this torch is built without FBGEMM"
         return _trial()
@@ -44,7 +46,7 @@ class Fbgemm:
         unpack = torch.ops.quantized.linear_unpack
         return torch.cat([unpack(part)[0].int_repr() for part in packed], -1)
 
-    def multiply(self, x: Tensor, packed: list[Any]) -> Tensor:
+    def multiply(self, x: Tensor, packed: list[Any], wide: bool = False) -> Tensor:
         both = digits(x, self.unit)
         inputs = (both,) if len(packed) == 1 else both.split(INPUTS, -1)
         product = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32

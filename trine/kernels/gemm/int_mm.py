@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .base import DIGIT, INPUTS, Want, digits, total
+from .base import DIGIT, INPUTS, Want, digits, not_cpu, total
 
 
 class IntMM:
@@ -18,6 +18,8 @@ class IntMM:
     def cannot(cls, want: Want) -> str | None:
         if want.weights != "int8":
             return f"is for int8 weights, not {want.weights}"
+        if reason := not_cpu(want):
+            return reason
         if not {"vnni", "amx"}.intersection(want.features):
             return "this CPU has neither VNNI nor AMX, without which it is 8-20 times slower than float32"
         return None
@@ -31,7 +33,7 @@ class IntMM:
     def unpack(self, packed: Tensor) -> Tensor:
         return packed
 
-    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, packed: Tensor, wide: bool = False) -> Tensor:
         sums = torch.ops.aten._int_mm(digits(x, self.unit).round_().to(torch.int8), packed.t())
         if x.shape[-1] <= INPUTS:
             return total([sums.float()])

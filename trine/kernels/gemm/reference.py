@@ -1,4 +1,4 @@
-"""Float products: weights in float32 or bfloat16, arithmetic in float32.
+"""Float products on a CPU: weights in float32, bfloat16 or float16, arithmetic in float32.
 
 Matrix libraries choose a kernel by the number of rows, and kernels sum in different orders. Where a row's
 result must not depend on its neighbours, rows are therefore multiplied in tiles of a fixed number: the
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Scratch, Want, beside
+from .base import Scratch, Want, beside, not_cpu
 
 TILE = 8  # rows
 
@@ -25,9 +25,9 @@ class Reference:
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        return (
-            None if want.weights in ("float32", "bfloat16") else f"is for float weights, not {want.weights}"
-        )
+        if want.weights not in ("float32", "bfloat16", "float16"):
+            return f"is for float weights, not {want.weights}"
+        return not_cpu(want)
 
     def __init__(self, want: Want) -> None:
         self.tiled = want.invariant
@@ -39,7 +39,7 @@ class Reference:
     def unpack(self, packed: Tensor) -> Tensor:
         return packed
 
-    def multiply(self, x: Tensor, packed: Tensor) -> Tensor:
+    def multiply(self, x: Tensor, packed: Tensor, wide: bool = False) -> Tensor:
         if not self.tiled:
             return beside([F.linear(x, part) for part in self.scratch.parts(packed)])
         rows = x.shape[0]
