@@ -14,10 +14,31 @@ from msgspec import Meta, Struct
 
 
 def option(
-    help: str, *alias: str, group: str = "model", ge: float | None = None, le: float | None = None
+    help: str,
+    *alias: str,
+    group: str = "model",
+    ge: float | None = None,
+    le: float | None = None,
+    same: dict[str, str] | None = None,
+    plugins: str = "",
 ) -> Meta:
-    """The annotation of one field: its help, other names of its flag, its group in `--help`, its bounds."""
-    return Meta(description=help, extra={"alias": alias, "group": group, "ge": ge, "le": le})
+    """The annotation of one field: its help, other names of its flag, its group in `--help`, its bounds.
+
+    `same`: other words for its values. `plugins`: its values are the names of a folder of plugins, and
+    "auto" where that is the default."""
+    extra = {"alias": alias, "group": group, "ge": ge, "le": le, "same": same or {}, "plugins": plugins}
+    return Meta(description=help, extra=extra)
+
+
+# What other engines call the types of numbers.
+NUMBERS = {
+    "half": "float16",
+    "fp16": "float16",
+    "bf16": "bfloat16",
+    "float": "float32",
+    "fp32": "float32",
+    "fp8_e4m3": "fp8",
+}
 
 
 class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,10 +55,19 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "dummy"], option("dummy: random weights of the right shapes, for speed only")
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "int8", "float32", "bfloat16"],
-        option("arithmetic of the weights; auto: int8 on a CPU"),
+        Literal["auto", "int8", "float32", "bfloat16", "float16"],
+        option(
+            "arithmetic of the weights; auto: int8 on a CPU, on a GPU what the checkpoint has", same=NUMBERS
+        ),
     ] = "auto"
-    platform: Annotated[Literal["auto", "cpu"], option("the device to run on", "--device")] = "auto"
+    platform: Annotated[
+        str,
+        option(
+            "the device to run on; auto: the first that is there; for `plan` also a GPU that is not: a100, h100, h200, b200, mi300x",
+            "--device",
+            plugins="platforms",
+        ),
+    ] = "auto"
 
     max_model_len: Annotated[
         int | None,
@@ -77,6 +107,14 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             le=1.0,
         ),
     ] = None
+    kv_cache_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32", "fp8"],
+        option(
+            "numbers of the KV; auto: like the arithmetic; fp8: half the memory, less exact",
+            group="memory",
+            same=NUMBERS,
+        ),
+    ] = "auto"
     block_size: Annotated[int, option("tokens in a KV page", "--page-size", group="memory", ge=1, le=256)] = (
         16
     )
@@ -96,12 +134,13 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         option("token budget of a step", "--chunked-prefill-size", group="scheduling", ge=1, le=2**20),
     ] = None
     policy: Annotated[
-        Literal["prefix", "fcfs"],
+        str,
         option(
             "who runs next: prefix: longest cached prefix first, with ageing; fcfs: first come, first served",
             "--schedule-policy",
             "--scheduling-policy",
             group="scheduling",
+            plugins="scheduler.policies",
         ),
     ] = "fcfs"
     capacity: Annotated[
@@ -113,17 +152,33 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     ] = "max-use"
     depth: Annotated[
         int | None,
-        option("steps in flight: 1 waits, 2 overlaps host and device", group="scheduling", ge=1, le=4),
+        option(
+            "steps in flight: 1 waits, 2 overlaps host and device; default: 2 on a GPU",
+            group="scheduling",
+            ge=1,
+            le=4,
+        ),
     ] = None
     max_queue: Annotated[
         int,
         option("waiting requests before 429", "--max-queued-requests", group="scheduling", ge=0, le=10**6),
     ] = 1024
     attention: Annotated[
-        str, option("attention backend; auto: the first that can", "--attention-backend", group="device")
+        str,
+        option(
+            "attention backend; auto: the first that can",
+            "--attention-backend",
+            group="device",
+            plugins="kernels.attention",
+        ),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool,
+        option("no graphs of steps on a GPU: slower, starts sooner", "--disable-cuda-graph", group="device"),
+    ] = False
     batch_invariant: Annotated[
-        bool | None, option("the same text whatever the neighbours; default: on, on a CPU", group="device")
+        bool | None,
+        option("the same text whatever the neighbours; default: on on a CPU, off elsewhere", group="device"),
     ] = None
     threads: Annotated[
         int | None, option("compute threads; default: the cores there are", group="device", ge=1, le=1024)

@@ -15,8 +15,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from .chip import CHIPS
 from .config import Config
 from .errors import ConfigError
+from .registry import names
 
 FILE_BYTES = 1024 * 1024  # of a config file
 NAME_CHARS = 1024  # of a model's name or path
@@ -36,6 +38,8 @@ class Field:
     group: str
     ge: float | None
     le: float | None
+    same: dict[str, str]  # other words for its values
+    plugins: str  # its values are plugins of this kind
 
     @property
     def flag(self) -> str:
@@ -65,6 +69,8 @@ def fields() -> Iterator[Field]:
             group=meta.extra["group"],
             ge=meta.extra["ge"],
             le=meta.extra["le"],
+            same=meta.extra["same"],
+            plugins=meta.extra["plugins"],
         )
 
 
@@ -101,7 +107,8 @@ def _add(section: Any, field: Field) -> None:
     elif field.many:
         section.add_argument(*names, action="append", metavar=field.name.upper(), **common)
     elif field.choices:
-        section.add_argument(*names, choices=field.choices, **common)
+        metavar = "{" + ",".join(field.choices) + "}"
+        section.add_argument(*names, choices=(*field.choices, *field.same), metavar=metavar, **common)
     else:
         section.add_argument(*names, type=field.type, metavar=field.name.upper(), **common)
 
@@ -127,6 +134,8 @@ def make(values: dict[str, Any]) -> Config:
             near = difflib.get_close_matches(name, known, 1)
             hint = f"; did you mean {near[0]!r}?" if near else f"; there are: {', '.join(known)}"
             raise ConfigError(f"no option is called {name!r}{hint}", name)
+    words = {field.name: field.same for field in fields()}
+    values = {k: words[k].get(v, v) if isinstance(v, str) else v for k, v in values.items()}
     try:
         config = msgspec.convert(values, Config)
     except msgspec.ValidationError as error:
@@ -135,6 +144,7 @@ def make(values: dict[str, Any]) -> Config:
         raise ConfigError(f"{name}: {what}, found {values.get(name)!r}", name) from None
     for field in fields():
         _bounded(field, getattr(config, field.name))
+        _plugged(field, getattr(config, field.name))
     if not all(config.api_key):
         raise ConfigError("api_key: a key that is not empty is wanted", "api_key")
     for name in ("model", "served_model_name"):
@@ -155,6 +165,23 @@ def _bounded(field: Field, value: Any) -> None:
     if not ((low is None or value >= low) and (high is None or value <= high)):  # false for NaN too
         wanted = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ConfigError(f"{field.name}: {wanted} is wanted, found {value}", field.name)
+
+
+def _plugged(field: Field, value: str) -> None:
+    """Names of plugins are known without importing them, and so without torch."""
+    if not field.plugins or value == field.default:
+        return
+    known = names(field.plugins)
+    if field.name == "platform":
+        known += CHIPS
+    if field.default == "auto":
+        known = ["auto", *known]
+    if value not in known:
+        near = difflib.get_close_matches(value, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ConfigError(
+            f"{field.name}: there is no {value!r}; there are: {', '.join(known)}{hint}", field.name
+        )
 
 
 def _file(path: Path) -> dict[str, Any]:

@@ -30,6 +30,12 @@ def find(kind: str) -> dict[str, Any]:
     return found | {e.name: e.load() for e in entry_points(group=f"trine.{kind}")}
 
 
+def names(kind: str) -> list[str]:
+    """Names of the plugins of a kind, without importing any of them."""
+    ours = (m.name for m in iter_modules(import_module(f"trine.{kind}").__path__) if m.name != "base")
+    return sorted({*ours, *(e.name for e in entry_points(group=f"trine.{kind}"))})
+
+
 def get(kind: str, name: str) -> Any:
     """The plugin `name` of `kind`; Unsupported lists what there is."""
     found = find(kind)
