@@ -88,6 +88,7 @@ class Running:
 
     def run(self, texts: dict[int, list[int]], counts: list[tuple[int, int]]) -> dict[int, Tensor]:
         """Logits of each row's next tokens."""
+        counts = sorted(counts, key=lambda one: one[1] > 1)
         step = self.rows.step(counts, texts)
         step = step._replace(attention=[b.backend.plan(step) for b in self.backends[: len(self.kinds)]])
         with torch.inference_mode():
@@ -116,8 +117,8 @@ class Behind:
 
     backend: Reference
 
-    def run(self, *arguments: Any) -> Tensor:
-        return self.backend.run(*arguments)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
 
 
 def oracle(running: Running, seed: int = 0) -> torch.nn.Module:

@@ -71,10 +71,10 @@ class Paged:
             tokens += ids[row][first : first + count] if ids else [0] * count
             self.lengths[row] = first + count
         owners = [row for row, count in counts for _ in range(count)]
-        width = max(len(self.pages[row][0]) for row, _ in counts)
         size = self.page_size
         lengths = [self.lengths[row] for row, _ in counts]
-        each = {count for _, count in counts}
+        singles = sum(count == 1 for _, count in counts)
+        assert all(count == 1 for _, count in counts[:singles]), "rows of one token come first"
         return Step(
             ids=torch.tensor(tokens),
             positions=torch.tensor(positions),
@@ -89,16 +89,21 @@ class Paged:
             ],
             starts=torch.tensor(starts),
             lengths=torch.tensor(lengths),
-            pages=[
-                torch.tensor([self.pages[r][g] + [0] * (width - len(self.pages[r][g])) for r, _ in counts])
-                for g in range(len(self.kinds))
-            ],
+            pages=[self._table(group) for group in range(len(self.kinds))],
             wanted=torch.arange(len(tokens)),
             slots=torch.tensor([row + 1 for row, _ in counts]),
-            uniform=each.pop() if len(each) == 1 else 0,
+            singles=singles,
             attention=[],
             bound=Bounds(len(tokens), max(count for _, count in counts), max(lengths)),
         )
+
+    def _table(self, group: int) -> Tensor:
+        """The page table of all rows there are, by slot: a row's number and one."""
+        width = max(len(pages[group]) for pages in self.pages.values())
+        table = torch.zeros(max(self.pages) + 2, width, dtype=torch.int64)
+        for row, pages in self.pages.items():
+            table[row + 1, : len(pages[group])] = torch.tensor(pages[group])
+        return table
 
     def _grow(self, row: int, length: int) -> None:
         for group, pages in enumerate(self.pages.setdefault(row, [[] for _ in self.kinds])):

@@ -14,22 +14,22 @@ class Embedding(Part):
     With int8 products the table keeps the dtype it has in the checkpoint: look-ups cost nothing, so there is
     no reason to lose precision here."""
 
-    def __init__(self, vocab: int, size: int, dtype: str) -> None:
+    def __init__(self, vocab: int, size: int, dtype: str, activations: torch.dtype) -> None:
         super().__init__()
-        self.vocab, self.size = vocab, size
+        self.vocab, self.size, self.activations = vocab, size, activations
         self.dtypes = (
             {torch.bfloat16: torch.bfloat16, torch.float16: torch.float16} if dtype == "int8" else {}
         )
-        self.default = torch.bfloat16 if dtype == "bfloat16" else torch.float32
+        self.default = torch.float32 if dtype == "int8" else getattr(torch, dtype)
         self.weight = torch.empty(0, size)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.weight.index_select(0, ids).float()
+        return self.weight.index_select(0, ids).to(self.activations)
 
     def wants(self) -> dict[str, tuple[int, ...]]:
         return {"weight": (self.vocab, self.size)}
 
     def put(self, name: str, tensor: Tensor) -> None:
-        kept = tensor.to(self.dtypes.get(tensor.dtype, self.default))
+        kept = tensor.to(self.weight.device, self.dtypes.get(tensor.dtype, self.default))
         # A checkpoint may hand out a view of its file, which must not outlive it.
         self.weight = kept.clone() if kept.data_ptr() == tensor.data_ptr() else kept

@@ -21,6 +21,7 @@ class Linear(Part):
 
     `outs` are groups of sizes. Each size is a weight of its own in a checkpoint; all are one product; each
     group comes out as one tensor: `[[q, k], [v]]` gives q and k side by side, and v.
+    `wide`: results are float32, whatever x is.
     `split`: "out" divides the outputs over the tensor axis, "in" the inputs (and sums the result)."""
 
     def __init__(
@@ -31,11 +32,12 @@ class Linear(Part):
         bias: bool,
         quant: Quant,
         mesh: Mesh,
+        wide: bool = False,
     ) -> None:
         super().__init__()
         if mesh.tensor.size > 1:
             raise Unsupported("weights cannot be divided yet: the tensor axis must be of size one")
-        self.ins, self.split, self.quant, self.axis = ins, split, quant, mesh.tensor
+        self.ins, self.split, self.quant, self.axis, self.wide = ins, split, quant, mesh.tensor, wide
         self.parts = [size for group in outs for size in group]
         self.starts = [0, *accumulate(self.parts)]
         self.groups = [sum(group) for group in outs]
@@ -45,7 +47,7 @@ class Linear(Part):
         self.bias = torch.empty(self.outs) if bias else None
 
     def forward(self, x: Tensor) -> Any:
-        y = self.quant.apply(self, x)
+        y = self.quant.apply(self, x, self.wide)
         if self.split == "in":
             y = self.axis.sum(y)
         if self.bias is not None:

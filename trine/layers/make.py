@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from trine.errors import Unsupported
 from trine.kernels.attention.base import Attention as Backend
+from trine.kernels.fused.base import Heads
 from trine.kernels.gemm.base import Want
 from trine.parallel.mesh import Mesh
 from trine.registry import get
@@ -24,7 +27,7 @@ from .norm import HeadNorm, Norm
 from .rope import Rope
 
 # How weights are stored -> the file of trine/quant that does it.
-QUANTS = {"int8": "int8", "float32": "none", "bfloat16": "none"}
+QUANTS = {"int8": "int8", "float32": "none", "bfloat16": "none", "float16": "none"}
 
 
 class Maker:
@@ -40,35 +43,46 @@ class Maker:
         max_len: int = 4096,
         invariant: bool = True,
         fused: str = "reference",
+        activations: str = "float32",
+        device: str = "cpu",
     ) -> None:
         if dtype not in QUANTS:
             raise Unsupported(f"weights cannot be kept as {dtype!r}; there are: {', '.join(QUANTS)}")
-        self.dtype, self.max_len = dtype, max_len
+        self.dtype, self.max_len, self.activations = dtype, max_len, getattr(torch, activations)
         self.mesh = mesh or Mesh()
         self.backends = attention  # by layer
         self.ropes: dict[tuple[Any, ...], Rope] = {}
         self.fused = get("kernels.fused", fused)()
-        self.quant = get("quant", QUANTS[dtype])(get("kernels.gemm", product)(Want(dtype, invariant)), dtype)
+        want = Want(dtype, invariant, device)
+        self.quant = get("quant", QUANTS[dtype])(get("kernels.gemm", product)(want), dtype)
 
     def norm(self, size: int, eps: float) -> Norm:
         return Norm(size, eps, self.fused)
 
     def head_norm(self, heads: Sequence[int], head_dim: int, eps: float) -> HeadNorm:
         """One norm for each of several kinds of heads that lie side by side."""
-        return HeadNorm(heads, head_dim, eps, self.fused)
+        return HeadNorm(heads, head_dim, eps)
 
     def linear(
-        self, ins: int, outs: Sequence[Sequence[int]] | int, split: str | None = None, bias: bool = False
+        self,
+        ins: int,
+        outs: Sequence[Sequence[int]] | int,
+        split: str | None = None,
+        bias: bool = False,
+        wide: bool = False,
     ) -> Linear:
         """`outs`: groups of sizes; each size is a tensor of its own in a checkpoint, each group is a result."""
-        return Linear(ins, [[outs]] if isinstance(outs, int) else outs, split, bias, self.quant, self.mesh)
+        groups = [[outs]] if isinstance(outs, int) else outs
+        return Linear(ins, groups, split, bias, self.quant, self.mesh, wide)
 
     def embedding(self, vocab: int, size: int) -> Embedding:
-        return Embedding(vocab, size, self.dtype)
+        return Embedding(vocab, size, self.dtype, self.activations)
 
-    def attention(self, layer: int, heads: int, kv_heads: int, head_dim: int) -> Attention:
+    def attention(
+        self, layer: int, heads: int, kv_heads: int, head_dim: int, norm: HeadNorm | None = None
+    ) -> Attention:
         backend = self.backends[layer] if self.backends else None
-        return Attention(layer, heads, kv_heads, head_dim, backend)
+        return Attention(layer, Heads(heads, kv_heads, head_dim), norm, self.fused, backend)
 
     def rope(self, head_dim: int, theta: float, scaling: dict[str, Any] | None = None) -> Rope:
         """Layers that turn alike share one table."""

@@ -17,13 +17,12 @@ class Norm(Part):
 
     def __init__(self, size: int, eps: float, fused: Fused) -> None:
         super().__init__()
-        self.eps, self.fused = torch.tensor(eps), fused
+        self.eps, self.fused = eps, fused
         self.weight = torch.empty(size)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(normalized, the new residual). x is given away."""
-        x = x if residual is None else x.add_(residual)
-        return self.fused.norm(x, self.weight, self.eps), x
+        """(normalized, the new residual). Both arguments are given away."""
+        return self.fused.add_norm(x, residual, self.weight, self.eps)
 
     def wants(self) -> dict[str, tuple[int, ...]]:
         return {"weight": tuple(self.weight.shape)}
@@ -33,16 +32,14 @@ class Norm(Part):
 
 
 class HeadNorm(Part):
-    """Norms over the head dimension, one weight for each kind of head; kinds lie side by side."""
+    """Weights of norms over the head dimension, one for each kind of head; kinds lie side by side.
 
-    def __init__(self, heads: Sequence[int], head_dim: int, eps: float, fused: Fused) -> None:
+    Attention applies them, while it turns the heads."""
+
+    def __init__(self, heads: Sequence[int], head_dim: int, eps: float) -> None:
         super().__init__()
-        self.heads, self.eps, self.fused = list(heads), torch.tensor(eps), fused
+        self.heads, self.eps = list(heads), eps
         self.weight = torch.empty(sum(heads), head_dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [tokens, heads of all kinds, head_dim]."""
-        return self.fused.norm(x, self.weight, self.eps)
 
     def wants(self) -> dict[str, tuple[int, ...]]:
         return {f"{i}.weight": (self.weight.shape[1],) for i in range(len(self.heads))}

@@ -7,7 +7,7 @@ divided, high ones kept, a smooth passage between: as in Llama 3.1's release).
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +16,8 @@ from trine.errors import CheckpointError, Unsupported
 from trine.kernels.fused.base import Fused
 
 
-class Turn(NamedTuple):
-    """Of a step's tokens; the same for all layers."""
-
-    cos: Tensor  # [tokens, 1, dim]
-    sin: Tensor  # [tokens, 1, dim]     its first half is negative
-
-
 class Rope(nn.Module):
-    """Turns queries and keys by their positions."""
+    """By how much queries and keys are turned at each position; attention does it."""
 
     def __init__(
         self, head_dim: int, theta: float, scaling: dict[str, Any], max_len: int, fused: Fused
@@ -35,12 +28,9 @@ class Rope(nn.Module):
         cos, sin = angles.cos(), angles.sin()
         self.table = torch.cat((cos, cos, -sin, sin), -1)  # [positions, 2 * dim]
 
-    def turn(self, positions: Tensor) -> Turn:
-        return Turn(*self.table.index_select(0, positions).unsqueeze(1).chunk(2, -1))
-
-    def forward(self, x: Tensor, turn: Turn) -> Tensor:
-        """x [tokens, heads, dim]."""
-        return self.fused.rotate(x, turn.cos, turn.sin)
+    def forward(self, positions: Tensor) -> Any:
+        """What attention needs of a step's positions; the same for all layers that turn alike."""
+        return self.fused.turn(self.table, positions)
 
 
 def frequencies(head_dim: int, theta: float, scaling: dict[str, Any]) -> Tensor:

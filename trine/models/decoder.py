@@ -88,14 +88,14 @@ class Decoder(nn.Module):
         self.embed = make.embedding(config.vocab_size, config.hidden_size)
         self.blocks = nn.ModuleList(self.Block(config, i, make) for i in range(config.num_hidden_layers))
         self.norm = make.norm(config.hidden_size, config.rms_norm_eps)
-        self.head = make.linear(config.hidden_size, config.vocab_size, "out")
+        self.head = make.linear(config.hidden_size, config.vocab_size, "out", wide=True)
         self.rope = make.rope(config.head_dim, *config.rope())
 
     def forward(self, step: Step) -> Tensor:
         """Logits [samples, vocab] in float32."""
         x: Tensor = self.embed(step.ids)
         residual: Tensor | None = None
-        turn = self.rope.turn(step.positions)
+        turn = self.rope(step.positions)
         for block in self.blocks:
             x, residual = block(x, residual, turn, step)
         if not len(step.wanted):

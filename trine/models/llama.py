@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from trine.errors import CheckpointError
 from trine.layers.make import Maker
-from trine.layers.rope import Turn
+from trine.layers.norm import HeadNorm
 from trine.layers.step import Step
 
 from .decoder import Decoder, KVSpec, ModelConfig
@@ -84,35 +84,32 @@ class Block(nn.Module):
     def __init__(self, c: Config, layer: int, make: Maker) -> None:
         super().__init__()
         heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
-        self.heads, self.head_dim = heads, c.head_dim
         q, kv = heads * c.head_dim, kv_heads * c.head_dim
         self.norm1 = make.norm(c.hidden_size, c.rms_norm_eps)
-        self.qkv = make.linear(c.hidden_size, [[q, kv], [kv]], "out", bias=c.qkv_bias)
-        self.rope = make.rope(c.head_dim, *c.rope())
-        self.attention = make.attention(layer, heads, kv_heads, c.head_dim)
+        self.qkv = make.linear(c.hidden_size, [[q, kv, kv]], "out", bias=c.qkv_bias)
+        self.qk_norm = self.head_norm(c, make)
+        self.attention = make.attention(layer, heads, kv_heads, c.head_dim, self.qk_norm)
         self.out = make.linear(q, c.hidden_size, "in", bias=c.out_bias)
         self.norm2 = make.norm(c.hidden_size, c.rms_norm_eps)
         self.mlp = make.gated_mlp(c.hidden_size, c.intermediate_size, c.hidden_act, bias=c.mlp_bias)
 
-    def before(self, x: Tensor, residual: Tensor | None, turn: Turn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def head_norm(self, c: Config, make: Maker) -> HeadNorm | None:
+        """What relatives change."""
+        return None
+
+    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
         """Pure: everything before attention."""
         x, total = self.norm1(x, residual)
-        qk, v = self.qkv(x)  # queries and keys side by side, since they turn alike
-        qk = self.rope(self.shape(qk.view(len(qk), -1, self.head_dim)), turn)
-        return qk[:, : self.heads], qk[:, self.heads :], v, total
-
-    def shape(self, qk: Tensor) -> Tensor:
-        """What relatives change: [tokens, heads + kv_heads, head_dim]."""
-        return qk
+        return self.qkv(x), total
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Pure: everything behind attention."""
         x, residual = self.norm2(self.out(x), residual)
         return self.mlp(x), residual
 
-    def forward(self, x: Tensor, residual: Tensor | None, turn: Turn, step: Step) -> tuple[Tensor, Tensor]:
-        q, k, v, residual = self.before(x, residual, turn)
-        return self.after(self.attention(q, k, v, step), residual)
+    def forward(self, x: Tensor, residual: Tensor | None, turn: Any, step: Step) -> tuple[Tensor, Tensor]:
+        qkv, residual = self.before(x, residual)
+        return self.after(self.attention(qkv, turn, step), residual)
 
 
 class Model(Decoder):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from trine.layers.make import Maker
+from trine.layers.norm import HeadNorm
 
 from .llama import Block as LlamaBlock
 from .llama import Config as LlamaConfig
@@ -32,14 +31,8 @@ class Config(LlamaConfig, frozen=True, kw_only=True):
 
 
 class Block(LlamaBlock):
-    def __init__(self, c: Config, layer: int, make: Maker) -> None:
-        super().__init__(c, layer, make)
-        self.qk_norm = make.head_norm(
-            [c.num_attention_heads, c.num_key_value_heads], c.head_dim, c.rms_norm_eps
-        )
-
-    def shape(self, qk: Tensor) -> Tensor:
-        return self.qk_norm(qk)
+    def head_norm(self, c: Config, make: Maker) -> HeadNorm:
+        return make.head_norm([c.num_attention_heads, c.num_key_value_heads], c.head_dim, c.rms_norm_eps)
 
 
 class Model(LlamaModel):

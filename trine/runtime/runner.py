@@ -39,6 +39,7 @@ class Runner:
         table, device = self.table, self.table.known.device
         each = [row.count for row in rows]
         total, length = sum(each), max(table.reach[row.slot] + row.count for row in rows)
+        singles = each.count(1)
         slots = torch.tensor([row.slot for row in rows], device=device)
         counts = torch.tensor(each, device=device)
         starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=device)
@@ -48,17 +49,16 @@ class Runner:
         positions = torch.arange(total, device=device) + (computed - starts[:-1])[owner]
         owners = slots[owner]
         place, offset = positions // table.page_size, positions % table.page_size
-        width = -(-length // table.page_size)
         return Step(
             ids=table.tokens[owners, positions].long(),
             positions=positions,
             write=[pages[owners, place] * table.page_size + offset for pages in table.pages],
             starts=starts,
             lengths=computed + counts,
-            pages=[pages[slots, :width] for pages in table.pages],
+            pages=table.pages,
             wanted=starts[1:][torch.tensor([row.sample for row in rows], device=device)] - 1,
             slots=slots,
-            uniform=each[0] if min(each) == max(each) else 0,
+            singles=singles,
             attention=[],
             bound=Bounds(total, max(each), length),
         )

@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Step, Store, Want
+from trine.core.types import Share
+
+from .base import Limits, Step, Store, Want
 
 RUN = 128  # positions of keys in one product: longer ones waste more behind short rows, shorter ones are more calls
 ROWS = 4  # rows of a query tile, at least: fewer are no faster, more are wasted on rows of one token
@@ -78,11 +80,15 @@ class Reference:
             return "knows neither softcap nor sinks"
         if want.heads % want.kv_heads:
             return f"{want.heads} heads cannot share {want.kv_heads} KV heads evenly"
+        if want.device != "cpu":
+            return f"is for a CPU, not {want.device}"
         if want.dtype != "float32" or want.kv_dtype not in ("float32", "bfloat16"):
             return f"is for float32 (KV also bfloat16), not {want.dtype} (KV {want.kv_dtype})"
         return None
 
-    def __init__(self, want: Want, store: Store, platform: Any = None, group: int = 0) -> None:
+    def __init__(
+        self, want: Want, store: Store, platform: Any = None, group: int = 0, limits: Limits | None = None
+    ) -> None:
         self.want, self.store, self.group = want, store, group
         self.share = want.heads // want.kv_heads  # query heads of one KV head
         self.tile = 1  # positions
@@ -90,20 +96,21 @@ class Reference:
             self.tile *= 2
         self.tiles = RUN // self.tile  # of a run
         self.scale = want.head_dim**-0.5 if want.scale is None else want.scale
-        self.places: dict[int, list[tuple[Tensor, Tensor]]] = {}  # by layer, k and v: by position, by head
+        self.places: dict[int, list[Tensor]] = {}  # by layer, k and v: [positions * kv_heads, head_dim]
         self.lines = torch.arange(want.kv_heads)
         self.nothing = torch.zeros(1, 1, 1)
         far = -(-want.window // RUN) if want.window else 0
         masks = {d: self._mask(d) for d in range(far + 1)}
         self.masks = {d: mask for d, mask in masks.items() if mask.any()}
 
-    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: int, step: Step) -> Tensor:
+    def share(self, shares: list[Share]) -> None:
+        """Nothing: every row reads all of its own."""
+
+    def run(self, q: Tensor, layer: int, step: Step) -> Tensor:
         plan: Plan = step.attention[self.group]
         if layer not in self.places:
-            self.places[layer] = [(x.flatten(0, 1), x.flatten(0, 2)) for x in self.store.layer(layer)]
-        (key_rows, keys), (value_rows, values) = self.places[layer]
-        key_rows.index_copy_(0, step.write[self.group], k.to(keys.dtype))
-        value_rows.index_copy_(0, step.write[self.group], v.to(values.dtype))
+            self.places[layer] = [x.flatten(0, 2) for x in self.store.layer(layer)]
+        keys, values = self.places[layer]
         queries = q.reshape(-1, q.shape[-1])
         width = self.want.heads * self.want.head_dim
         if plan.whole:
@@ -266,13 +273,14 @@ class Reference:
         """[rows, kv_heads, count]: where each row's positions from `begin` on lie in the store, by KV head.
 
         Its queries sit at first..last; positions that none of them sees are replaced by the last."""
-        page_size, pages = self.want.page_size, step.pages[self.group].index_select(0, rows)
+        page_size, slots = self.want.page_size, step.slots.index_select(0, rows)
         position = begin[:, None] + torch.arange(count)
         hidden = position > last[:, None]
         if self.want.window:
             hidden |= position <= first[:, None] - self.want.window
         position = torch.where(hidden, last[:, None], position)
-        place = pages.gather(1, position // page_size) * page_size + position % page_size
+        pages = step.pages[self.group][slots[:, None], position // page_size]
+        place = pages * page_size + position % page_size
         return place[:, None] * self.want.kv_heads + self.lines[:, None]
 
     def _biased(self, distance: int, tiles: Tensor) -> Tensor:
