@@ -1,0 +1,63 @@
+"""Steps of single tokens as recorded graphs, one for each bucket of rows.
+
+A graph's only input is which slots its rows are; everything else is gathered on the device. Rows that fill a
+bucket up are slot 0's. A bucket is first run eagerly, for real, which compiles what it needs, and recorded the
+next time it comes. It does not know what a step computes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Recorded(NamedTuple):
+    slots: Tensor  # [bucket] int32, its input
+    captured: Any  # platforms.base.Captured; its value are the logits
+
+
+class Graphs:
+    """`run(slots) -> logits` is what is recorded; `graph` records it (platforms.base.Graph), `buckets` ascend."""
+
+    def __init__(
+        self, run: Callable[[Tensor], Tensor], graph: Any, buckets: list[int], device: torch.device
+    ) -> None:
+        self.run, self.graph, self.buckets, self.device = run, graph, buckets, device
+        self.recorded: dict[int, Recorded] = {}
+        self.met: set[int] = set()  # buckets that ran eagerly
+
+    def bucket(self, rows: int) -> int | None:
+        """The smallest that holds so many rows; None if none does."""
+        at = bisect_left(self.buckets, rows)
+        return self.buckets[at] if at < len(self.buckets) else None
+
+    def logits(self, slots: Tensor, rows: int) -> Tensor:
+        """slots [bucket]: the rows' and slot 0 behind them -> logits [rows, vocab], until the next call."""
+        bucket = len(slots)
+        if found := self.recorded.get(bucket):
+            if found.slots is not slots:
+                found.slots.copy_(slots)
+            found.captured.replay()
+            return found.captured.value[:rows]
+        if bucket not in self.met:
+            self.met.add(bucket)
+            return self.run(slots)[:rows]
+        return self._record(bucket, slots)[:rows]
+
+    def warm(self, fill: Callable[[int], Tensor]) -> int:
+        """Record all buckets that are not yet; `fill(bucket)` gives slots that are all 0. How many there are."""
+        for bucket in reversed(self.buckets):
+            while bucket not in self.recorded:
+                self.logits(fill(bucket), bucket)
+        return len(self.recorded)
+
+    def _record(self, bucket: int, slots: Tensor) -> Tensor:
+        mine = slots.clone()
+        captured = self.graph.capture(lambda: self.run(mine))
+        self.recorded[bucket] = Recorded(mine, captured)
+        captured.replay()
+        return captured.value
