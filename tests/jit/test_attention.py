@@ -1,0 +1,267 @@
+"""Tree attention in Triton against the plain formula, in float64, under the interpreter."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from trine.core.types import Share
+from trine.kernels.attention.base import Bounds, Limits, Step, Want
+from trine.kernels.attention.triton import Tree
+from trine.platforms.cpu import Cpu
+
+SLOTS = 12
+
+
+class World:
+    """Slots with random KV in scattered pages; NaN wherever nothing was written. It is the store."""
+
+    def __init__(
+        self, want: Want, seed: int = 0, length: int = 96, dtype: torch.dtype = torch.float32
+    ) -> None:
+        self.want, self.draw = want, random.Random(seed)
+        torch.manual_seed(seed)
+        size = want.page_size
+        self.width = -(-length // size)
+        pages = SLOTS * self.width + 1
+        shape = (pages, size, want.kv_heads, want.head_dim)
+        self.k, self.v = (torch.full(shape, float("nan")).to(dtype) for _ in "kv")
+        self.free = self.draw.sample(range(1, pages), pages - 1)
+        self.pages = torch.full((SLOTS, self.width), 2**20)  # what must not be read faults
+        self.lengths = [0] * SLOTS
+        self.shares: list[Share] = []
+
+    def layer(self, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.k, self.v
+
+    def fill(self, slot: int, length: int) -> None:
+        size = self.want.page_size
+        for position in range(self.lengths[slot], length):
+            if position % size == 0:
+                self.pages[slot, position // size] = self.free.pop()
+            page = self.pages[slot, position // size]
+            for kv in (self.k, self.v):
+                kv[page, position % size] = torch.randn(kv.shape[2:]).to(kv.dtype)
+        self.lengths[slot] = length
+
+    def common(self, slots: list[int], first: int, count: int) -> None:
+        """Pages first..first + count are the same for all of them."""
+        size = self.want.page_size
+        for slot in slots:
+            assert self.lengths[slot] == first * size
+        self.fill(slots[0], (first + count) * size)
+        for slot in slots[1:]:
+            self.pages[slot, first : first + count] = self.pages[slots[0], first : first + count]
+            self.lengths[slot] = (first + count) * size
+        self.shares.append(Share(first, count, slots))
+
+    def step(self, rows: list[tuple[int, int]]) -> Step:
+        """(slot, count) of each row; its KV is written already."""
+        counts = [count for _, count in rows]
+        starts = torch.tensor([0, *counts]).cumsum(0)
+        lengths = [self.lengths[slot] for slot, _ in rows]
+        nothing = torch.zeros(0, dtype=torch.int64)
+        singles = sum(count == 1 for count in counts)
+        return Step(
+            nothing, nothing, [nothing], starts, torch.tensor(lengths), [self.pages], nothing,
+            torch.tensor([slot for slot, _ in rows]), singles, [], Bounds(sum(counts), max(counts), max(lengths)),
+        )  # fmt: skip
+
+    def expected(self, q: torch.Tensor, step: Step, sinks: torch.Tensor | None = None) -> torch.Tensor:
+        want, out = self.want, []
+        share, size = want.heads // want.kv_heads, want.page_size
+        scale = want.head_dim**-0.5 if want.scale is None else want.scale
+        for row, slot in enumerate(step.slots.tolist()):
+            length, start, stop = int(step.lengths[row]), int(step.starts[row]), int(step.starts[row + 1])
+            for token in range(start, stop):
+                last = length - (stop - token)
+                seen = torch.arange(max(0, last - want.window + 1) if want.window else 0, last + 1)
+                page, place = self.pages[slot, seen // size], seen % size
+                k = self.k[page, place].double().repeat_interleave(share, 1)
+                v = self.v[page, place].double().repeat_interleave(share, 1)
+                score = torch.einsum("hd,thd->ht", q[token].double(), k) * scale
+                if want.softcap:
+                    score = want.softcap * torch.tanh(score / want.softcap)
+                if sinks is not None:
+                    score = torch.cat([score, sinks.double()[:, None]], 1)
+                weight = score.softmax(-1)[:, : len(seen)]
+                out.append(torch.einsum("ht,thd->hd", weight, v).flatten())
+        return torch.stack(out)
+
+
+def tree(world: World, **more: Any) -> Tree:
+    return Tree(world.want, world, Cpu(), 0, Limits(16, SLOTS, 128, 64), **more)
+
+
+def attend(backend: Tree, world: World, rows: list[tuple[int, int]], q: torch.Tensor, **more: Any) -> Any:
+    step = world.step(rows)
+    step = step._replace(attention=[backend.plan(step)])
+    return backend.run(q, 0, step, **more), step
+
+
+def check(
+    world: World, rows: list[tuple[int, int]], near: float = 1e-5, dtype: Any = torch.float32, **more: Any
+) -> None:
+    backend = tree(world)
+    backend.share(world.shares)
+    q = torch.randn(sum(count for _, count in rows), world.want.heads, world.want.head_dim).to(dtype)
+    found, step = attend(backend, world, rows, q, **more)
+    wanted = world.expected(q, step, **more)
+    assert ((found.double() - wanted).norm() / wanted.norm()).item() < near
+
+
+def want(**more: Any) -> Want:
+    given: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4, "invariant": False}
+    return Want(**(given | more))
+
+
+@pytest.mark.parametrize("length", [1, 3, 16, 17, 90])
+def test_one_row(length: int) -> None:
+    world = World(want())
+    world.fill(3, length)
+    check(world, [(3, 1)])
+
+
+@pytest.mark.parametrize(
+    "heads,kv_heads,dim,page",
+    [(2, 2, 16, 1), (3, 1, 24, 16), (4, 1, 64, 4), (8, 1, 16, 5), (14, 2, 16, 4), (17, 1, 16, 4)],
+)
+def test_shapes(heads: int, kv_heads: int, dim: int, page: int) -> None:
+    world = World(want(heads=heads, kv_heads=kv_heads, head_dim=dim, page_size=page))
+    world.common([1, 2, 3], 0, 20 // page)
+    for slot, length in ((1, 25), (2, 31), (3, 22), (4, 18)):
+        world.fill(slot, length)
+    check(world, [(1, 1), (4, 1), (3, 1), (2, 1)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_rows_of_all_lengths(seed: int) -> None:
+    world = World(want(), seed)
+    slots = world.draw.sample(range(1, SLOTS), 10)
+    for slot in slots:
+        world.fill(slot, world.draw.randint(1, 60))
+    check(world, [(slot, 1) for slot in slots])
+
+
+def test_groups_of_all_sizes_nested_with_members_elsewhere() -> None:
+    world = World(want(heads=8, kv_heads=2))
+    world.common([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0, 5)  # more than one tile of 8 seats
+    world.common([1, 2, 3, 4], 5, 6)
+    world.common([6, 7], 5, 3)
+    world.common([2, 3], 11, 1)
+    for slot in range(1, 11):
+        world.fill(slot, world.lengths[slot] + slot % 4)
+    check(world, [(slot, 1) for slot in (4, 2, 9, 3, 7)])  # others of their runs are not in this step
+
+
+def test_a_row_may_have_nothing_of_its_own_or_less_than_was_said() -> None:
+    world = World(want())
+    world.common([1, 2, 3], 0, 5)
+    world.fill(2, 27)
+    world.lengths[3] = 9  # its slot has another tenant by now
+    check(world, [(1, 1), (2, 1), (3, 1)])
+
+
+def test_rows_that_fill_a_step_up_disturb_nothing() -> None:
+    world = World(want())
+    world.common([1, 2], 0, 4)
+    world.fill(1, 20), world.fill(2, 21)
+    backend = tree(world)
+    backend.share(world.shares)
+    world.lengths[0] = 1
+    q = torch.randn(5, 4, 16)
+    found, step = attend(backend, world, [(1, 1), (2, 1), (0, 1), (0, 1), (0, 1)], q)
+    world.pages[0] = 1
+    wanted = world.expected(q, step)
+    assert torch.allclose(found[:2].double(), wanted[:2], atol=1e-5)
+
+
+def test_runs_change_and_end() -> None:
+    world = World(want())
+    world.common([1, 2], 0, 4)
+    for slot in (1, 2):
+        world.fill(slot, 20)
+    backend, q = tree(world), torch.randn(2, 4, 16)
+    for shares in ([], world.shares, [Share(0, 2, [1, 2])], [], [Share(2, 2, [1, 2])], [Share(0, 4, [1])]):
+        backend.share(shares)
+        found, step = attend(backend, world, [(1, 1), (2, 1)], q)
+        assert torch.allclose(found.double(), world.expected(q, step), atol=1e-5)
+
+
+@pytest.mark.parametrize("page", [1, 4, 16])
+def test_prompts_beside_single_rows(page: int) -> None:
+    world = World(want(page_size=page))
+    world.common([1, 2, 3], 0, 16 // page)
+    for slot, length in ((1, 18), (2, 43), (3, 17), (4, 21), (5, 2)):
+        world.fill(slot, length)
+    check(world, [(1, 1), (3, 1), (2, 27), (4, 21), (5, 2)])
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("window", [1, 5, 40])
+def test_window(window: int, invariant: bool) -> None:
+    world = World(want(window=window, invariant=invariant))
+    for slot, length in ((1, 50), (2, 3), (3, 64), (4, 58), (5, 2)):
+        world.fill(slot, length)
+    for slot, count in ((1, 1), (3, 1), (4, 22)):  # pages behind the window are gone
+        gone = max(0, world.lengths[slot] - count + 1 - window) // 4
+        world.pages[slot, :gone] = 2**20
+    check(world, [(1, 1), (2, 1), (3, 1), (4, 22), (5, 2)])
+
+
+@pytest.mark.parametrize("kind", [{"softcap": 2.0}, {"sinks": True}, {"scale": 0.7}])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_scores(kind: dict[str, Any], invariant: bool) -> None:
+    world = World(want(invariant=invariant, **kind))
+    world.common([1, 2], 0, 6)
+    for slot, length in ((1, 30), (2, 41), (3, 20), (4, 35)):
+        world.fill(slot, length)
+    sinks = {"sinks": torch.randn(4) * 2} if "sinks" in kind else {}
+    check(world, [(1, 1), (2, 1), (3, 1), (4, 11)], **sinks)
+
+
+@pytest.mark.parametrize(
+    "dtype,kv", [("float16", "float16"), ("float32", "bfloat16"), ("float16", "float8_e4m3fn")]
+)
+def test_dtypes(dtype: str, kv: str) -> None:
+    """The interpreter has no products of bfloat16."""
+    world = World(want(dtype=dtype, kv_dtype=kv), dtype=getattr(torch, kv))
+    world.common([1, 2], 0, 6)
+    for slot, length in ((1, 30), (2, 41), (3, 20), (4, 35)):
+        world.fill(slot, length)
+    check(world, [(1, 1), (2, 1), (3, 1), (4, 11)], 1e-3, getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("window", [0, 21])
+def test_invariant_results_are_the_same_bits_in_any_step(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # In numpy's own product a row's bits depend on its place among the rows.
+    monkeypatch.setattr(np, "matmul", lambda a, b, dtype: (a[:, :, None] * b[None]).sum(1, dtype))
+    world = World(want(invariant=True, heads=6, kv_heads=2, window=window))
+    world.common([1, 2], 0, 6)
+    for slot, length in ((1, 70), (2, 41), (3, 20), (4, 35)):
+        world.fill(slot, length)
+    q = torch.randn(70, 6, 16)
+    backend = tree(world)
+    whole, _ = attend(backend, world, [(1, 70)], q)
+    alone, _ = attend(backend, world, [(1, 1)], q[-1:])
+    backend.share(world.shares)
+    beside, _ = attend(backend, world, [(3, 1), (1, 1), (2, 1), (4, 9)], torch.cat([q[:1], q[-1:], q[:10]]))
+    chunk, _ = attend(backend, world, [(3, 1), (1, 13)], torch.cat([q[:1], q[-13:]]))
+    assert torch.equal(alone[0], whole[-1])
+    assert torch.equal(beside[1], whole[-1])
+    assert torch.equal(chunk[1:], whole[-13:])
+
+
+def test_cannot() -> None:
+    assert Tree.cannot(want()) is None
+    assert "evenly" in str(Tree.cannot(want(heads=3)))
+    assert "int8" in str(Tree.cannot(want(kv_dtype="int8")))
+    assert "256" in str(Tree.cannot(want(head_dim=512)))

@@ -1,0 +1,306 @@
+"""Attention through the radix tree, in Triton: what several rows share is read once for all of them.
+
+Rows of one token attend in two launches: `parts`, which walks over all rows' own positions and all shared
+runs, and `merge`. Which program does what is planned on the device, once a step and inside the graph, from the
+lengths there; what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs.
+Rows of several tokens are tiles of queries, each written by one program.
+
+With `invariant` every row is walked through alone and whole, in the blocks and tile shapes of prompts, so no bit
+of it depends on the step; shared runs are not used then.
+
+It does not know why slots share pages, nor what a step is for.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trine.core.types import Share
+
+from .base import Limits, Step, Store, Want
+
+DEPTH = 8  # shared runs of a slot, one behind the other; what is deeper is read as its own
+RING = 8  # pinned buffers: one that the device may still read is not written
+HALF = ("bfloat16", "float16")
+EIGHTH = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
+
+
+class Tuning(NamedTuple):
+    """How the kernels are cut. Measured on an H200 with heads 32/8/128; others take the same."""
+
+    block: int = 64  # positions in one product
+    tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
+    warps: int = 4
+    stages: int = 3  # of the rows' own positions
+    shared_stages: int = 3
+    each: int = 2  # programs for each multiprocessor
+    least: int = 1  # blocks of a program, at least
+    prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
+    join: int = 4  # parts that are merged at a time
+
+
+class Planned(NamedTuple):
+    """Of one step, what the host knows."""
+
+    singles: int
+    rows: int
+    tiles: int  # of prompts, at most
+
+
+class Tree:
+    """One persistent launch over a list of segments that the device made."""
+
+    name = "triton"
+    order = 50
+
+    @classmethod
+    def cannot(cls, want: Want) -> str | None:
+        if want.device not in ("cuda", "rocm") and not _interpreted():
+            return f"is for GPUs, not for {want.device}"
+        if find_spec("triton") is None:
+            return "triton is not installed"
+        if want.heads % want.kv_heads:
+            return f"{want.heads} heads cannot share {want.kv_heads} KV heads evenly"
+        if want.head_dim > 256 or want.heads // want.kv_heads > 64:
+            return "is for heads of at most 256 numbers, and at most 64 of them for each KV head"
+        if want.dtype not in (*HALF, "float32") or want.kv_dtype not in (*HALF, "float32", *EIGHTH):
+            return f"knows no {want.dtype} with KV of {want.kv_dtype}"
+        return None
+
+    def __init__(
+        self,
+        want: Want,
+        store: Store,
+        platform: Any,
+        group: int = 0,
+        limits: Limits | None = None,
+        tuning: Tuning | None = None,
+    ) -> None:
+        self.want, self.store, self.platform, self.group = want, store, platform, group
+        self.kernels = import_module("trine.kernels.jit.attention")
+        self.plans = import_module("trine.kernels.jit.plan")
+        self.limits = limits or Limits(256, 257, 2**17, 2**13)
+        facts = platform.facts()
+        self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
+        self.tuning = tuning or _tune(want, facts)
+        self.shared = not want.window and not want.invariant
+        self.programs = self.tuning.each * facts.cores if facts.kind != "cpu" else 5
+        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._shape()
+        self._reserve(platform.device() if facts.kind != "cpu" else torch.device("cpu"))
+
+    def _shape(self) -> None:
+        """What all launches have in common."""
+        want, tuning = self.want, self.tuning
+        self.G = want.heads // want.kv_heads
+        wide = max(16, _power(want.head_dim))
+        self.places = max(16, _power(self.G))  # of a tile that one row has for itself
+        self.tile = max(tuning.tile, self.places)
+        self.prompt = max(tuning.prompt[0], self.places)
+        if want.invariant:  # the same tile, whatever it holds
+            self.places = self.prompt = max(64, self.places)
+        scale = want.head_dim**-0.5 if want.scale is None else want.scale
+        self.scale = scale * 1.4426950408889634
+        if want.softcap:
+            self.scale *= 2 / want.softcap
+        self.common = {"H": want.kv_heads, "G": self.G, "D": want.head_dim, "DP": wide, "SINKS": want.sinks}
+        self.read = self.common | {
+            "PAGE": want.page_size,
+            "WINDOW": want.window,
+            "SOFTCAP": float(want.softcap),
+            "EXACT": want.dtype == "float32",
+        }
+        self.options: dict[str, Any] = {"launch_pdl": True} if self.modern else {}
+
+    def _reserve(self, device: torch.device) -> None:
+        """Buffers, whose addresses graphs know."""
+        want, (rows, slots, _, tokens) = self.want, self.limits
+        self.S = slots + 1
+        self.T = max(1, min(slots // 2, 256)) if self.shared else 1  # tiles of shared runs
+        self.TM = self.tile // self.G
+        width = 16 + (2 + DEPTH) * self.S + (2 + self.TM) * self.T
+        self.ring = Ring(self.platform, width) if self.shared else None
+        self.next = 0
+
+        def table(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        self.shares, self.head = table(width), table(16)
+        self.rows, self.list, self.desk = table(rows, 4), table(rows + 2, 8), table(self.programs, 8)
+        self.tiles, self.list2, self.desk2 = table(self.T, 4), table(self.T + 2, 8), table(self.programs, 8)
+        self.seats, self.row_of = table(self.T, self.TM), table(self.S)
+        self.prompts = table(-(-tokens // (self.prompt // self.G)) + rows, 2)
+        lines = 1 if want.invariant else (rows * want.kv_heads + self.programs) * self.G
+        lines2 = (self.T * want.kv_heads + self.programs) * self.tile if self.shared else 1
+
+        def parts(lines: int, width: int) -> Tensor:
+            return torch.empty(lines, width, dtype=torch.float32, device=device)
+
+        self.values, self.sums = parts(lines, want.head_dim), parts(lines, 2)
+        self.values2, self.sums2 = parts(lines2, want.head_dim), parts(lines2, 2)
+
+    def share(self, shares: list[Share]) -> None:
+        if self.ring is None:
+            return
+        buffer = self.ring.take()
+        lay_out(shares, buffer.numpy(), self.S, self.T, self.TM, self.want.page_size)
+        self.shares.copy_(buffer, non_blocking=True)
+        self.ring.sent()
+
+    def plan(self, step: Step) -> Planned:
+        rows = len(step.lengths)
+        bound = -(-step.bound.tokens // (self.prompt // self.G)) + rows - step.singles
+        if step.singles:
+            # A window is no shared run's concern; without cuts the block only says where a row begins.
+            self.plans.plan_singles[(1,)](
+                step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
+                self.list2, self.desk2, self.seats, self.row_of, step.singles, self.programs,
+                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N=self._block(),
+                LEAST=self.tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
+                SHARED=self.shared, WHOLE=self.want.invariant, PDL=self.modern, num_warps=8, **self.options,
+            )  # fmt: skip
+        if rows > step.singles:
+            self.plans.plan_prompts[(1,)](
+                step.starts, self.head, self.prompts, step.singles, rows, TM=self.prompt // self.G, RB=128
+            )
+        return Planned(step.singles, rows, bound)
+
+    def _block(self) -> int:
+        return self.tuning.prompt[1] if self.want.invariant else self.tuning.block
+
+    def run(self, q: Tensor, layer: int, step: Step, sinks: Tensor | None = None) -> Tensor:
+        """`sinks` [heads]: a logit for each query head, where `want.sinks`."""
+        plan: Planned = step.attention[self.group]
+        if layer not in self.layers:
+            self.layers[layer] = self.store.layer(layer)
+        k, v = self.layers[layer]
+        q = q.view(len(q), self.want.heads, -1)
+        out = torch.empty((len(q), self.want.heads * self.want.head_dim), dtype=q.dtype, device=q.device)
+        sink = q if sinks is None else sinks
+        if plan.singles:
+            self._parts(q, k, v, step, out, sink)
+            if not self.want.invariant:
+                self._merge(plan, step, out, sink)
+        if plan.rows > plan.singles:
+            self._prompts(q, k, v, plan, step, out, sink)
+        return out
+
+    def _parts(self, q: Tensor, k: Tensor, v: Tensor, step: Step, out: Tensor, sink: Tensor) -> None:
+        tuning, pages = self.tuning, step.pages[self.group]
+        invariant = self.want.invariant
+        self.kernels.parts[(self.programs,)](
+            q, k, v, pages, out, sink, self.head, self.list, self.desk, self.list2, self.desk2, self.seats,
+            self.values, self.sums, self.values2, self.sums2, q.stride(0), pages.stride(0), k.stride(0),
+            k.stride(1), k.stride(2), self.scale, M1=self.places, M2=self.tile, N=self._block(),
+            SHARED=self.shared, WHOLE=invariant, STAGES1=tuning.stages, STAGES2=tuning.shared_stages,
+            PDL=self.modern, num_warps=self._warps() if invariant else tuning.warps, **self.read, **self.options,
+        )  # fmt: skip
+
+    def _merge(self, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
+        self.kernels.merge[(plan.singles, self.want.kv_heads)](
+            step.slots, self.shares, self.head, self.rows, self.tiles, self.values, self.sums, self.values2,
+            self.sums2, out, sink, GP=_power(self.G), M=self.tile, S=self.S, DEPTH=DEPTH, SHARED=self.shared,
+            B=self.tuning.join, PDL=self.modern, num_warps=2, **self.common, **self.options,
+        )  # fmt: skip
+
+    def _prompts(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
+    ) -> None:
+        pages, (_, block, _, stages) = step.pages[self.group], self.tuning.prompt
+        self.kernels.prompts[(self.want.kv_heads, plan.tiles)](
+            q, k, v, pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts, q.stride(0),
+            pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale, M=self.prompt, N=block,
+            STAGES=stages, num_warps=self._warps(), **self.read,
+        )  # fmt: skip
+
+    def _warps(self) -> int:
+        """Of a prompt's tile; on Hopper 64 places are what one group of four warps multiplies."""
+        return min(self.tuning.prompt[2], max(4, self.prompt // 16))
+
+
+class Ring:
+    """Pinned buffers to copy from. It waits only where all of them are still on their way."""
+
+    def __init__(self, platform: Any, width: int) -> None:
+        self.buffers = [platform.host_buffer((width,), torch.int32) for _ in range(RING)]
+        self.events = [platform.event() for _ in range(RING)] if platform.facts().kind != "cpu" else []
+        self.used = [False] * RING
+        self.at = 0
+
+    def take(self) -> Tensor:
+        self.at = (self.at + 1) % RING
+        if self.events and self.used[self.at]:
+            self.events[self.at].wait()
+        return self.buffers[self.at]
+
+    def sent(self) -> None:
+        if self.events:
+            self.events[self.at].record()
+            self.used[self.at] = True
+
+
+def lay_out(shares: list[Share], to: Any, slots: int, tiles: int, seats: int, page_size: int) -> None:
+    """Fills `to`, int32: tiles; 16: own [slots]: where a slot's own positions begin; depth [slots]; chain
+    [slots, DEPTH]: tile * seats + seat, in the order of positions; of each tile first [tiles], count [tiles] in
+    positions, slots [tiles, seats].
+
+    A slot's runs must follow one another from position 0; what does not, or finds no room, is its own."""
+    to[:] = 0
+    own = to[16 : 16 + slots]
+    depth = to[16 + slots : 16 + 2 * slots]
+    chain = to[16 + 2 * slots : 16 + (2 + DEPTH) * slots].reshape(slots, DEPTH)
+    runs = to[16 + (2 + DEPTH) * slots :]
+    first, count, members = runs[:tiles], runs[tiles : 2 * tiles], runs[2 * tiles :].reshape(tiles, seats)
+    used = 0
+    for share in sorted(shares, key=lambda share: share.first):
+        fit = [
+            slot
+            for slot in share.slots
+            if 0 < slot < slots and own[slot] == share.first * page_size and depth[slot] < DEPTH
+        ]
+        cuts = -(-len(fit) // seats)
+        if len(fit) < 2 or used + cuts > tiles or share.count <= 0:
+            continue
+        for i in range(cuts):
+            part = fit[len(fit) * i // cuts : len(fit) * (i + 1) // cuts]
+            first[used], count[used] = share.first * page_size, share.count * page_size
+            for seat, slot in enumerate(part):
+                members[used, seat] = slot
+                chain[slot, depth[slot]] = used * seats + seat
+                depth[slot] += 1
+                own[slot] += share.count * page_size
+            used += 1
+    to[0] = used
+
+
+def _power(number: int) -> int:
+    """The next power of two."""
+    return 1 << (number - 1).bit_length()
+
+
+def _tune(want: Want, facts: Any) -> Tuning:
+    """Wide heads take smaller blocks, so that what is on its way fits in a multiprocessor's memory."""
+    wide = max(16, _power(want.head_dim)) * (2 if want.dtype == "float32" else 1)
+    if facts.kind == "cpu":
+        return Tuning(block=16, tile=32, each=1, prompt=(32, 16, 4, 1), stages=1, shared_stages=1)
+    if facts.kind == "rocm" or facts.capability < (9, 0):
+        block = 32 if wide > 128 else 64
+        return Tuning(block=block, prompt=(64, block, 4, 2), stages=2, shared_stages=2)
+    if wide > 128:
+        return Tuning(block=32, prompt=(128, 32, 8, 2), each=2)
+    return Tuning()
+
+
+def _interpreted() -> bool:
+    """Tests run the kernels on a CPU."""
+    if find_spec("triton") is None:
+        return False
+    return bool(import_module("triton").knobs.runtime.interpret)
+
+
+PLUGIN = Tree
