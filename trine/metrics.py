@@ -39,6 +39,7 @@ COUNTERS = {
     "prefix_cache_queries": ("prompt_tokens", "prompt tokens looked up in the cache"),
     "prefix_cache_hits": ("hit_tokens", "of those, found"),
     "computed_tokens": ("computed_tokens", "prompt and output tokens whose KV was computed"),
+    "device_idle_seconds": ("idle_seconds", "the device waited for the next step while there was work"),
     "num_preemptions": ("preemptions", "sequences that gave up their pages for others"),
 }
 # Series of client.Counts.

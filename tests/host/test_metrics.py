@@ -34,7 +34,7 @@ def plain(metrics: Metrics) -> dict[str, float]:
 STATS = StepStats(
     step=9, seconds=0.25, rows=3, tokens=40, running=3, waiting=2, pages=100, held=25, cached=10,
     reserved_tokens=400, used_tokens=390, prompt_tokens=500, hit_tokens=200, computed_tokens=350,
-    output_tokens=50, preemptions=4, finished=6, aborted=1,
+    output_tokens=50, preemptions=4, finished=6, aborted=1, idle_seconds=1.5,
 )  # fmt: skip
 
 
@@ -46,6 +46,7 @@ def test_step_stats_become_series() -> None:
     assert found["kv_cache_usage_perc"] == 0.25 and found["kv_waste_ratio"] == pytest.approx(0.025)
     assert found["prefix_cache_queries_total"] == 500 and found["prefix_cache_hits_total"] == 200
     assert found["computed_tokens_total"] == 350 and found["num_preemptions_total"] == 4
+    assert found["device_idle_seconds_total"] == 1.5
     metrics.step(STATS)
     assert plain(metrics) == found
 

@@ -13,7 +13,8 @@ from trine.errors import RequestError
 from trine.registry import find
 from trine.scheduler.policies.fcfs import Fcfs
 from trine.scheduler.policies.prefix import PATIENCE, Prefix
-from trine.scheduler.scheduler import Scheduler, Work
+from trine.scheduler.scheduler import Scheduler
+from trine.scheduler.work import Work
 
 SIZE = 4
 

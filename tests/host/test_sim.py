@@ -36,8 +36,8 @@ def test_the_scenarios_reach_every_feature() -> None:
         seen += run_seed(seed)
     for name in (
         "accepted", "aborts", "cached tokens", "copies", "corrections", "drafts", "flushes", "forced", "joins",
-        "losses", "masks", "no free page", "preemptions", "refused", "replays", "resumed", "waits for a sibling",
-        "wholly cached",
+        "losses", "masks", "no free page", "preemptions", "refused", "replays", "resumed", "rows that share",
+        "shares", "shares end", "shares in shares", "waits for a sibling", "wholly cached", "with a mix",
     ):  # fmt: skip
         assert seen[name] > 0, f"{name} never happened"
 

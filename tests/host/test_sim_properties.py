@@ -9,7 +9,7 @@ import pytest
 from tests.kit import workload
 from tests.kit.engine import Kit, fake_kit
 from trine.core.types import Group, Output, Request, Sampling
-from trine.scheduler.scheduler import Work
+from trine.scheduler.work import Work
 
 
 def ask(name: str, tokens: list[int], space: str = "", **sampling: object) -> Request:

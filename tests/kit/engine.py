@@ -10,14 +10,16 @@ from functools import cache
 from typing import Any
 
 from trine.cache.manager import Cache
-from trine.core.types import Group, Sampling
+from trine.core.types import Batch, Group, Sampling
 from trine.engine.engine import Engine
 from trine.registry import find
+from trine.scheduler.mix import Mix
 from trine.scheduler.scheduler import Scheduler
 
 from .fake import VOCAB, FakeExecutor
 from .grammar import ToyGrammars
 from .scenario import Scenario
+from .shares import expected, same
 
 
 @dataclass
@@ -29,6 +31,15 @@ class Kit:
     cache: Cache
     device: FakeExecutor
     grammars: ToyGrammars
+
+    def watch(self, batch: Batch) -> None:
+        """At each launch: what the device was told to share is what there is to share."""
+        full = self.device.full
+        running, shortest = self.scheduler.running, self.cache.shortest
+        wanted = expected(running, full[0], shortest) if full else []
+        told = self.scheduler.told
+        assert batch.shares is None or batch.shares == told
+        assert same(told, wanted), f"told of {told}, and there is {wanted}"
 
     def free(self, group: int) -> list[int]:
         """The free pages of a group's pool."""
@@ -45,6 +56,7 @@ class Kit:
 
 
 KEPT = {"slots", "eos", "groups"}  # full when nothing lives
+KEPT |= {"told"}  # the device keeps its runs until the next batch, when nobody of them may be left
 
 
 def _fields(owner: Any) -> list[tuple[str, Any]]:
@@ -63,6 +75,8 @@ def fake_kit(
     drafts: int = 0,
     policy: str = "fcfs",
     capacity: str = "max-use",
+    shortest: int = 1,
+    mix: Mix | None = None,
     eos: Seq[int] = (),
     vocab: int = VOCAB,
     rng: random.Random | None = None,
@@ -70,7 +84,7 @@ def fake_kit(
 ) -> Kit:
     """`device`: lazy, wire, skill, tag of the FakeExecutor."""
     groups = groups or [Group(1 + 8 * -(-max_len // page_size))]
-    pages = Cache(groups, page_size)
+    pages = Cache(groups, page_size, shortest)
     scheduler = Scheduler(
         pages,
         slots=slots,
@@ -79,11 +93,14 @@ def fake_kit(
         policy=_policies()[policy](),
         capacity=capacity,
         drafts=drafts,
+        mix=mix,
     )
     fake = FakeExecutor(groups, page_size, slots, max_len, drafts, rng, vocab=vocab, budget=budget, **device)
     grammars = ToyGrammars()
     engine = Engine(scheduler, fake, eos=list(eos), vocab=vocab, grammars=grammars, depth=depth)
-    return Kit(engine, scheduler, pages, fake, grammars)
+    kit = Kit(engine, scheduler, pages, fake, grammars)
+    fake.watch = kit.watch
+    return kit
 
 
 def fake_engine(**options: Any) -> Engine:
@@ -103,6 +120,8 @@ def build(s: Scenario, rng: random.Random) -> Kit:
         drafts=s.drafts,
         policy=s.policy,
         capacity=s.capacity,
+        shortest=s.shortest,
+        mix=Mix(*s.mix) if s.mix else None,
         eos=s.eos,
         rng=rng,
         lazy=s.lazy,

@@ -2,9 +2,10 @@
 
 A KV cell holds a digest of all tokens up to its position (and of who may read it), so a page is
 right or wrong as a whole history, not by luck. The "model" hashes the cells it *reads back*
-through the page tables of every group; it never looks at the request. What the device checks
-by itself: each cell it reads is the one that was meant, each input token is known, page 0 and
-slot 0 are never used. It does not know of trees, locks or scheduling.
+through the page tables of every group; it never looks at the request. Pages in a shared run it reads
+through the table of *another* member, as a kernel would. What the device checks by itself: each cell
+it reads is the one that was meant, each input token is known, page 0 and slot 0 are never used, a
+shared run is one and complete before the step. It does not know of trees, locks or scheduling.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from typing import Any
 
 import msgspec
 
-from trine.core.types import Batch, Group, Join, Logprob, Result, Row, Sampling
+from trine.core.types import Batch, Group, Join, Logprob, Result, Row, Sampling, Share
+
+from .shares import orderly
 
 POISON = -1  # what a page holds that was freed, or never written
 VOCAB = 50
@@ -124,7 +127,11 @@ class FakeExecutor:
         self.size, self.slots, self.max_len, self.drafts = page_size, slots, max_len, drafts
         self.budget = budget
         self.rng, self.lazy, self.wire, self.skill, self.tag = rng or random.Random(0), lazy, wire, skill, tag
+        self.full = [g for g, group in enumerate(groups) if not group.window]
+        self.watch: Callable[[Batch], None] = lambda _: None  # sees each batch as it is launched
         self.places: dict[int, Place] = {}
+        self.shares: list[Share] = []  # in force
+        self.others: dict[int, list[tuple[Share, int]]] = {}  # by slot: its runs, and who else is in each
         self.read: dict[int, list[Read]] = {}  # by step, forward done and not sampled
         self.results: dict[int, Result] = {}
         self.queue: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
@@ -137,6 +144,7 @@ class FakeExecutor:
     def forward(self, batch: Batch) -> None:
         assert batch.step > self.step, f"step {batch.step} after {self.step}"
         self.step = batch.step
+        self.watch(batch)
         self._enqueue(
             self._forward, msgspec.convert(msgspec.to_builtins(batch), Batch) if self.wire else batch
         )
@@ -186,6 +194,7 @@ class FakeExecutor:
 
     def _forward(self, batch: Batch) -> None:
         self._orders(batch)
+        self._share(batch)
         slots = [r.slot for r in batch.rows]
         assert len(set(slots)) == len(slots), "two rows of one slot"
         assert batch.rows, "a batch of no rows"
@@ -233,6 +242,37 @@ class FakeExecutor:
         self.seen["wholly cached"] += join.computed == len(tokens) - 1 and join.computed > 0
         self.seen["resumed"] += len(tokens) > join.prompt
 
+    def _share(self, batch: Batch) -> None:
+        """What is in force must be true at each step: after the orders of its batch, before its rows."""
+        if batch.shares is not None:
+            assert batch.shares != self.shares, "told again what is in force"
+            orderly(batch.shares)
+            self.shares, self.others = batch.shares, {}
+            for share in self.shares:
+                for slot, other in zip(share.slots, share.slots[1:] + share.slots[:1], strict=True):
+                    self.others.setdefault(slot, []).append((share, other))
+            self.seen["shares"] += 1
+            self.seen["shares in shares"] += any(len(runs) > 1 for runs in self.others.values())
+            self.seen["shares end"] += not self.shares
+        for share in self.shares:
+            assert self.full, "a run without a group that keeps all"
+            self._whole(share)
+        self.seen["rows that share"] += sum(row.slot in self.others for row in batch.rows)
+
+    def _whole(self, share: Share) -> None:
+        """The same pages in all tables, and in them the KV of all that is said before."""
+        size, first, end = self.size, share.first, share.first + share.count
+        for slot in share.slots:
+            assert slot in self.places, f"slot {slot} has no tenant: {share}"
+            place = self.places[slot]
+            assert len(place.chain) >= end * size, f"slot {slot} has not computed all of {share}"
+            for group in self.full:
+                pages = place.pages[group][first:end]
+                assert pages == self.places[share.slots[0]].pages[group][first:end], f"other pages: {share}"
+                cells = [cell for page in pages for cell in self.kv[group][page]]
+                assert all(pages) and len(pages) == share.count, f"slot {slot}: a page is missing: {share}"
+                assert cells == place.chain[first * size : end * size], f"slot {slot}: not its KV: {share}"
+
     def _compute(self, row: Row) -> Read:
         place = self.places[row.slot]
         start, known = len(place.chain), len(place.tokens)
@@ -264,7 +304,12 @@ class FakeExecutor:
         """The cells of positions [low, end), through the page table; each must be the right one."""
         kv, size, skip = self.kv[group], self.size, low // self.size
         cells: list[int] = []
-        for page in place.pages[group][skip : -(-end // size)]:
+        pages = place.pages[group][skip : -(-end // size)]
+        if group in self.full:  # low is 0
+            for share, other in self.others.get(slot, ()):
+                theirs = self.places[other].pages[group]
+                pages[share.first : share.first + share.count] = theirs[share.first :][: share.count]
+        for page in pages:
             assert page, f"slot {slot} group {group}: page 0 is in [{low}, {end})"
             cells += kv[page]
         cells = cells[low - skip * size : end - skip * size]

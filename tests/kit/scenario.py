@@ -12,8 +12,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from trine.core.types import Group, Sampling
+from trine.registry import find
 
 from .fake import VOCAB
+
+POLICIES = sorted(find("scheduler.policies"))
 
 
 class Ask(Struct, omit_defaults=True):
@@ -52,6 +55,8 @@ class Scenario(Struct, omit_defaults=True):
     flushes: list[int] = []  # steps
     losses: list[int] = []  # steps at which engine and device are lost
     hostile: list[int] = []  # steps at which requests come that can never run
+    shortest: int = 1  # tokens of a run in common that is told of
+    mix: tuple[int, float, int] | None = None  # ridge, reach, least
 
 
 def draw(seed: int) -> Scenario:
@@ -72,7 +77,7 @@ def draw(seed: int) -> Scenario:
         depth=rng.choice([1, 1, 2, 2, 2, 3]),
         drafts=drafts,
         skill=rng.choice([0.7, 0.7, 0.0, 1.0]),
-        policy=rng.choice(["fcfs", "prefix"]),
+        policy=rng.choice(POLICIES),
         capacity=rng.choice(["max-use", "max-use", "no-evict"]),
         lazy=rng.random() < 0.5,
         wire=rng.random() < 0.1,
@@ -89,6 +94,9 @@ def draw(seed: int) -> Scenario:
         s.losses = [rng.randrange(1, last + 30) for _ in range(rng.randint(1, 2))]
     if rng.random() < 0.1:
         s.hostile = [rng.randrange(last + 30) for _ in range(2)]
+    s.shortest = rng.choice([1, 1, 1, 6, 16])
+    if rng.random() < 0.4:
+        s.mix = rng.choice([1, 3, 10]), rng.choice([0.0, 0.01, 0.2]), rng.choice([1, 2, 4, 16])
     return s
 
 
@@ -120,7 +128,7 @@ def _asks(rng: random.Random, s: Scenario, crowded: bool) -> list[Ask]:
         stems = [stem[: rng.randint(1, 6)] for stem in stems]
     pace, cut = rng.choice([0, 0, 0, 1, 2, 8]), rng.random() < 0.3
     spoil = rng.random() < 0.15
-    leaving, ranked = rng.random() < 0.3, rng.random() < 0.2
+    leaving, ranked = rng.random() < 0.3, rng.random() < (0.8 if s.policy == "priority" else 0.2)
     asks: list[Ask] = []
     step = 0
     for _ in range(rng.randint(1, 12)):

@@ -58,7 +58,8 @@ def _smaller(s: Scenario) -> Iterator[Scenario]:
     ):
         if getattr(s, name) != value:
             yield replace(s, **{name: value})
-    for name, value in (("drafts", 0), ("policy", "fcfs"), ("capacity", "max-use"), ("eos", [])):
+    plain = {"drafts": 0, "policy": "fcfs", "capacity": "max-use", "eos": [], "shortest": 1, "mix": None}
+    for name, value in plain.items():
         if getattr(s, name) != value:
             yield replace(s, **{name: value})
     for name in ("losses", "flushes"):

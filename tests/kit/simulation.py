@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,10 @@ from .scenario import Ask, Scenario, draw
 
 IDLE = 4  # turns in a row in which nothing moves although there is work: stuck
 POLLED = 120  # the same when a turn may choose to do nothing
+RANKS: dict[str, Callable[[Sequence], tuple[int, ...]]] = {
+    "fcfs": lambda s: (s.ticket,),
+    "priority": lambda s: (s.request.priority, s.ticket),
+}
 PREEMPTED = 12  # times, of one request: each time it comes back with more room to spare
 
 
@@ -70,10 +75,10 @@ class Simulation:
     def run(self) -> Counter[str]:
         while self.due or self.open or self.kit.engine.busy:
             moved = self.events()
-            before, oldest = self._mark(), self.kit.scheduler.running[:1]
+            before, oldest = self._mark(), self._first()
             outputs = self.turn()
             if not self.s.poll:  # which may launch twice: an older one may come back in between
-                assert all(s.status is not Status.WAITING for s in oldest), "the oldest was preempted"
+                assert all(s.status is not Status.WAITING for s in oldest), "the first was preempted"
             for output in outputs:
                 self.hear(output)
             if moved or outputs or self._mark() != before:
@@ -88,6 +93,11 @@ class Simulation:
         self.end()
         self._cover()
         return self.seen
+
+    def _first(self) -> list[Sequence]:
+        """In the policy's order of those that run: it always goes on."""
+        scheduler = self.kit.scheduler
+        return list(scheduler.policy.running(scheduler.running))[:1]
 
     def _mark(self) -> tuple[int, int]:
         device = self.kit.device
@@ -235,13 +245,15 @@ class Simulation:
             self.seen["no free page"] += not now
 
     def _in_turn(self, running: list[Sequence]) -> None:
-        """First come, first served: who came later goes first only while a sibling is waited for."""
-        fresh = {s.ticket for s in running} - self.ran
-        self.ran |= fresh
-        if self.s.policy != "fcfs" or not fresh:
+        """Who goes after another in the policy's order goes first only while that one waits for a sibling."""
+        fresh = [s for s in running if s.ticket not in self.ran]
+        self.ran |= {s.ticket for s in fresh}
+        if self.s.policy not in RANKS or not fresh:
             return
+        rank = RANKS[self.s.policy]
+        last = max(map(rank, fresh))
         for waiting in self.kit.scheduler.waiting:
-            if waiting.ticket < max(fresh) and waiting.life == 0:
+            if rank(waiting) < last and waiting.life == 0:
                 assert waiting in self.kit.cache.blocked, f"{waiting.request.id} was overtaken"
                 self.seen["waits for a sibling"] += 1
 
@@ -285,7 +297,7 @@ def _features(s: Scenario) -> Counter[str]:
     ]
     names += [f"with grammar rule {r}" for r in {a.rule for a in s.asks if a.rule}]
     names += [f"with {n}" for n in ("wire", "poll", "drafts", "hostile") if getattr(s, n)]
-    names += ["with priorities"] * any(a.priority for a in s.asks)
+    names += ["with priorities"] * any(a.priority for a in s.asks) + ["with a mix"] * (s.mix is not None)
     return Counter(names)
 
 

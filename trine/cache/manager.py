@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from trine.core.types import Copy, Group, Sequence
+from trine.core.types import Copy, Group, Sequence, Share
 
 from .check import check
 from .pages import PagePool
+from .shares import SHORTEST, shares
 from .tree import TOKEN, Node, Tree
 
 Change = tuple[int, int, list[int]]  # group, first index in the page table, page ids
@@ -29,10 +30,11 @@ class View(NamedTuple):
 
 
 class Cache:
-    """Pages of all groups, and the tree that shares them."""
+    """Pages of all groups, and the tree that shares them. `shortest`: tokens of a run in common that is
+    told of."""
 
-    def __init__(self, groups: list[Group], page_size: int) -> None:
-        self.size = page_size
+    def __init__(self, groups: list[Group], page_size: int, shortest: int = SHORTEST) -> None:
+        self.size, self.shortest = page_size, -(-shortest // page_size)
         self.pools = [PagePool(group, page_size) for group in groups]
         self.windows = [(g, pool) for g, pool in enumerate(self.pools) if pool.window]
         self.tree = Tree(page_size, self.pools)
@@ -41,6 +43,7 @@ class Cache:
         self.maker: dict[Sequence, tuple[Node, bytes]] = {}
         self.blocked: dict[Sequence, tuple[Node, bytes]] = {}  # who waits for such a page
         self.gains = 0  # grows when `room` may have grown other than by eviction
+        self.bonds = 0  # grows when `shares` may have changed
 
     # ---- the verbs ----------------------------------------------------------------------
     def admit(self, seq: Sequence) -> list[Copy] | None:
@@ -66,6 +69,7 @@ class Cache:
         seq.pages = [self._path(seq.node, group, count) for group in range(len(self.pools))]
         copies = self._inside(seq, text[begin : usable * TOKEN])
         seq.computed = seq.planned
+        self.bonds += 1
         self._make(seq)
         return copies
 
@@ -107,6 +111,7 @@ class Cache:
         node, had = self.tree.insert(below, key, [table[first:full] for table in seq.pages])
         self.tree.lock(node, below)
         seq.node, seq.shared = node, full
+        self.bonds += bool(had)  # what was not there is nobody else's
         changes = [change for other in had for change in self._merge(seq, other)]
         self._make(seq)
         return changes
@@ -144,12 +149,18 @@ class Cache:
         self.tree.unlock(seq.node)
         seq.pages, seq.shared, seq.node = [], 0, None
         self.gains += 1
+        self.bonds += 1
 
     def check(self, live: list[Sequence]) -> None:
         """Every page is in exactly one place; locks and counts from first principles (for tests)."""
         check(self, live)
 
     # ---- looking ------------------------------------------------------------------------
+    def shares(self, holders: Iterable[Sequence]) -> list[Share]:
+        """Runs of pages that two or more have in common, in the groups without a window: what the tree
+        has, so their KV is computed. `holders`: all that hold something, each in a slot."""
+        return shares(holders, self.shortest) if self.tree.full else []
+
     def peek(self, seq: Sequence) -> int:
         """How many tokens of it the tree has, in whole pages; nothing is locked or touched.
 

@@ -27,3 +27,4 @@ class StepStats(Struct, frozen=True, omit_defaults=True, tag=True):
     preemptions: int = 0
     finished: int = 0
     aborted: int = 0
+    idle_seconds: float = 0.0  # that the device waited between steps, while there was work

@@ -102,11 +102,6 @@ class Sequence:
         """The gap: tokens that are known or promised and whose KV is not planned."""
         return self.length - self.planned
 
-    @property
-    def made(self) -> int:
-        """Output tokens there will be at most, once the flights land."""
-        return self.length - self.request.prompt
-
 
 class Row(Struct, array_like=True, gc=False):
     """One sequence's share of one step."""
@@ -157,8 +152,9 @@ class Share(Struct, array_like=True, gc=False):
     """A run of pages that several slots have in common, so that attention reads it once for all of them.
 
     Entries [first, first + count) of the page table of each of `slots` are the same pages, in every group
-    without a window, and all their KV was computed by steps before. A slot may be in many runs: they are
-    disjoint, and a longer prefix comes after the shorter one that it continues."""
+    without a window, and all their KV was computed by steps before: each row of a member begins behind
+    them. The runs of one slot follow each other without a gap from its first page on, and the members of
+    a later one are some of those of the one before it."""
 
     first: int  # index in the page tables
     count: int  # pages

@@ -40,7 +40,7 @@ FINISHES = 64  # finished requests from which the rate is taken
 WAIT_SECONDS = (1.0, 60.0)  # bounds of what an overloaded client is told
 COUNTERS = (
     "step", "prompt_tokens", "hit_tokens", "computed_tokens", "output_tokens", "preemptions", "finished",
-    "aborted",
+    "aborted", "idle_seconds",
 )  # fmt: skip
 
 log = logging.getLogger(__name__)

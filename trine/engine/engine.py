@@ -33,6 +33,7 @@ class Flight:
     seqs: list[Sequence]  # by row
     lives: list[int]  # of them, when it was launched
     sampled: bool = False  # False: its masks need tokens that are in flight
+    first: bool = False  # after a time without work
 
 
 class Engine:
@@ -54,6 +55,8 @@ class Engine:
         self.flights: deque[Flight] = deque()
         self.outputs: list[Output] = []  # known without a step: aborts, and replays that were over
         self.latest = (0, 0, 0.0)  # rows, tokens, seconds of the last step committed
+        self.idle = 0.0  # seconds that the device waited while there was work
+        self.rested = True  # there was no work before the next launch
         if grammars is not None:
             scheduler.free = self._free
 
@@ -61,6 +64,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Take a request in; RequestError for one that can never run. Nothing in it is believed."""
         check(request, self.vocab)
+        self.rested |= not (self.flights or self.scheduler.live)
         sampling = request.sampling
         stops = sampling.stop_ids if sampling.ignore_eos else (*sampling.stop_ids, *self.eos)
         seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
@@ -100,7 +104,8 @@ class Engine:
         if planned is None:
             return False
         batch, seqs = planned
-        flight = Flight(batch, seqs, [seq.life for seq in seqs])
+        flight = Flight(batch, seqs, [seq.life for seq in seqs], first=self.rested)
+        self.rested = False
         self.executor.forward(batch)
         flights.append(flight)
         if len(flights) == 1 or not self._masked(flight):
@@ -123,13 +128,15 @@ class Engine:
         self.flights.popleft()
         outputs = self.scheduler.commit(rows, flight.seqs, flight.lives, result)
         self.latest = len(rows), sum(row.count for row in rows), result.seconds
+        if not flight.first:
+            self.idle += result.idle
         if self.flights and not self.flights[0].sampled:
             self._sample(self.flights[0])  # its masks needed the tokens just seen
         return self._told() + outputs if self.outputs else outputs
 
     def stats(self) -> StepStats:
         """Counters, memory, and the last step."""
-        return self.scheduler.stats(*self.latest)
+        return self.scheduler.stats(*self.latest, self.idle)
 
     # ---- inside -------------------------------------------------------------------------
     def _told(self) -> list[Output]:

@@ -4,8 +4,9 @@ One rule: a sequence has tokens, some of which have KV; each step hands out a bu
 close the gap. Prompts, chunks, single tokens, forced tokens and drafts are all gap. It knows no
 device and no clock; pages it knows only through the cache's door.
 
-Both lists are kept by ticket, the order of arrival. Whoever lacks pages preempts younger ones
-only, so the oldest always goes on, and a sequence that fits the empty pool always finishes.
+Both lists are kept by ticket, the order of arrival. Whoever lacks pages preempts those that come
+after it in the policy's order only, so the first always goes on, and a sequence that fits the empty
+pool always finishes.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from itertools import islice, repeat
 
 from msgspec.structs import replace
@@ -23,7 +23,6 @@ from trine.cache.pages import PagePool
 from trine.core.stats import StepStats
 from trine.core.types import (
     Batch,
-    Copy,
     Grant,
     Join,
     Logprob,
@@ -32,47 +31,22 @@ from trine.core.types import (
     Result,
     Row,
     Sequence,
+    Share,
     Status,
     Usage,
     Write,
 )
 from trine.errors import RequestError
 
+from .mix import Mix
 from .policies.base import LOOK, Policy
-
-
-@dataclass(slots=True)
-class Work:
-    """One batch while it is being put together."""
-
-    left: int  # budget, in tokens
-    grants: list[Grant]
-    rows: list[Row] = field(default_factory=list[Row])
-    seqs: list[Sequence] = field(default_factory=list[Sequence])  # by row
-    joins: list[Join] = field(default_factory=list[Join])
-    copies: list[Copy] = field(default_factory=list[Copy])
-    writes: list[Write] = field(default_factory=list[Write])
-    owed: list[int] | None = None  # by group: pages that those who run will surely still need
-    preempted: bool = False
-
-
-@dataclass(slots=True)
-class Counts:
-    """What StepStats counts, for the life of the engine."""
-
-    steps: int = 0
-    prompt: int = 0
-    hit: int = 0
-    computed: int = 0
-    output: int = 0
-    preemptions: int = 0
-    finished: int = 0
-    aborted: int = 0
+from .work import Counts, Work
 
 
 class Scheduler:
-    """`slots`: without slot 0, which is never given out. `free`: set by an engine with grammars,
-    how many tokens after those seen are unconstrained."""
+    """`slots`: without slot 0, which is never given out. `mix`: how prompts ride with rows of one
+    token; None: they take what is left of the budget. `free`: set by an engine with grammars, how
+    many tokens after those seen are unconstrained."""
 
     def __init__(
         self,
@@ -84,15 +58,19 @@ class Scheduler:
         policy: Policy,
         capacity: str = "max-use",
         drafts: int = 0,
+        mix: Mix | None = None,
     ) -> None:
-        self.cache, self.policy = cache, policy
+        self.cache, self.policy, self.mix = cache, policy, mix
         self.budget, self.max_len, self.drafts = budget, max_len, drafts
         self.sure = capacity == "no-evict"  # admit only what surely fits; never preempt
         self.slots = list(range(slots, 0, -1))
         self.live: dict[str, Sequence] = {}
         self.waiting: list[Sequence] = []  # by ticket
         self.running: list[Sequence] = []  # by ticket
+        self.opening: set[Sequence] = set()  # of those that run: it is not planned yet that they sample
         self.fixes: list[Grant] = []  # corrections for the next batch
+        self.told: list[Share] = []  # what is in force on the device
+        self.bonds = cache.bonds  # the cache's when that was found
         self.free: Callable[[Sequence], int] | None = None
         self.counts = Counts()
         self.step = 0
@@ -160,6 +138,8 @@ class Scheduler:
         """Orders for one step, and the sequences of its rows; None if nobody can go on now."""
         work = Work(self.budget, self.fixes)
         self.fixes = []
+        if self.mix is not None:
+            self._ration(work, self.mix)
         self._run(work)
         if self.waiting and self.slots and work.left > 0 and not work.preempted:
             self._admit(work)
@@ -168,11 +148,32 @@ class Scheduler:
             return None
         self.step += 1
         batch = Batch(self.step, work.rows, work.joins, work.copies, work.grants, work.writes)
+        if self.bonds != self.cache.bonds:
+            batch.shares = self._shares()
         return batch, work.seqs
+
+    def _shares(self) -> list[Share] | None:
+        """What those that run have in common now; None if that is what the device was told last."""
+        self.bonds = self.cache.bonds
+        now = self.cache.shares(self.running)
+        if now == self.told:
+            return None
+        self.told = now
+        return now
+
+    def _ration(self, work: Work, mix: Mix) -> None:
+        """If there are rows of one token: what they need of the budget, and the work that prompts may add."""
+        steady = len(self.running) - len(self.opening)
+        prompts = len(self.opening)
+        if self.stuck != self.cache.gains:  # else nobody is admitted
+            prompts += min(len(self.waiting), len(self.slots))
+        if steady and prompts:
+            work.mix, work.room, work.kept = mix, float(mix.ridge * prompts), steady * (1 + self.drafts)
 
     def _run(self, work: Work) -> None:
         """Rows for those that run."""
         left, rows, seqs, size = work.left, work.rows, work.seqs, self.cache.size
+        opening, each = self.opening, 0 if work.mix is None else 1 + self.drafts
         running = Status.RUNNING
         for seq in self.policy.running(self.running):
             if left <= 0:
@@ -183,7 +184,12 @@ class Scheduler:
             if count <= 0 or length >= seq.limit or seq.status is not running:
                 continue  # all that may come is in flight, or it was preempted just now
             drafts = 0
-            if count > left:
+            opens = bool(opening) and seq in opening
+            if opens:
+                work.left = left
+                if not (count := work.chunk(planned, count)):
+                    continue
+            elif count > left:
                 count = left
             elif self.drafts and count == 1 and seq.guessed:
                 drafts = self._drafts(seq, length, left)
@@ -195,6 +201,10 @@ class Scheduler:
                 work.writes.append(Write(seq.slot, seq.unsent))
                 seq.unsent = []
                 seq.guessed = False  # its guesses came after other tokens
+            if opens:
+                work.took(planned, count)
+            else:
+                work.kept -= each
             planned += count
             sample = planned == length
             rows.append(Row(seq.slot, count + drafts, sample, drafts))
@@ -203,8 +213,10 @@ class Scheduler:
             if sample:
                 seq.promised += 1 + drafts
                 seq.guessed = True
+                if opens:
+                    opening.remove(seq)
             left -= count + drafts
-        work.left = left
+        work.left, work.kept = left, 0
 
     def _drafts(self, seq: Sequence, length: int, left: int) -> int:
         """Guesses that may ride along with the one known token of a row."""
@@ -288,16 +300,17 @@ class Scheduler:
             return
         sources: set[tuple[int, int]] = set()
         for seq in self.policy.waiting(self.waiting, cache):
-            if not self.slots or work.left <= 0 or seq.promised:
+            if not self.slots or not work.more or seq.promised:
                 break  # its flights have not landed: what it will know is not known yet
             copies = cache.admit(seq)
             if copies is None:
                 continue  # a sibling is computing its next page
             clash = any((c.group, c.target) in sources for c in copies)
-            if clash or not self._fits(work, seq):
+            later = clash or not work.chunk(seq.planned, seq.todo)
+            if later or not self._fits(work, seq):
                 seq.planned = seq.computed = 0  # its copies are not made: there is nothing to keep
                 cache.release(seq)
-                if not clash:
+                if not later:
                     self.stuck = cache.gains
                 break
             sources.update((c.group, c.source) for c in copies)
@@ -318,7 +331,7 @@ class Scheduler:
                 if self._supply(pool) < wanted:
                     return False
             most = self._most(owed, seq) if self.sure and cache.windows else None
-        want = seq.planned + min(seq.todo, work.left)
+        want = seq.planned + work.chunk(seq.planned, seq.todo)
         reach = cache.fit(seq, want, most)
         return reach > seq.planned and cache.extend(seq, reach) is not None
 
@@ -338,7 +351,9 @@ class Scheduler:
         tables = [table[:] for table in seq.pages]
         join = Join(seq.slot, seq.tokens.tobytes(), request.prompt, tables, start, request.sampling)
         work.joins.append(join)
-        count = min(len(seq.tokens) - start, work.left, len(seq.pages[0]) * self.cache.size - start)
+        room = len(seq.pages[0]) * self.cache.size - start
+        count = min(work.chunk(start, len(seq.tokens) - start), room)
+        work.took(start, count)
         seq.planned = start + count
         sample = seq.planned == len(seq.tokens)
         work.rows.append(Row(seq.slot, count, sample))
@@ -346,6 +361,8 @@ class Scheduler:
         work.left -= count
         if sample:
             seq.promised, seq.guessed = 1, True
+        else:
+            self.opening.add(seq)
         if work.owed is not None:
             work.owed = [owed + self._claim(seq, group) for group, owed in enumerate(work.owed)]
 
@@ -438,6 +455,7 @@ class Scheduler:
         """Give back pages and slot. Safe although flights still use them: all that touches pages
         runs in order, and a new owner writes at the earliest in a batch after those."""
         del self.running[bisect_left(self.running, seq.ticket, key=_ticket)]
+        self.opening.discard(seq)
         self.cache.release(seq)
         if self.fixes:
             self.fixes = [grant for grant in self.fixes if grant.slot != seq.slot]
@@ -445,12 +463,13 @@ class Scheduler:
         seq.slot = -1
 
     # ---- looking ------------------------------------------------------------------------
-    def stats(self, rows: int = 0, tokens: int = 0, seconds: float = 0.0) -> StepStats:
-        """All counts, with those of the last step as told."""
+    def stats(self, rows: int = 0, tokens: int = 0, seconds: float = 0.0, idle: float = 0.0) -> StepStats:
+        """All counts, with what the engine knows of the last step and of the device's idle time."""
         view, counts = self.cache.view(self.running), self.counts
         return StepStats(
             step=counts.steps,
             seconds=seconds,
+            idle_seconds=idle,
             rows=rows,
             tokens=tokens,
             running=len(self.running),

@@ -1,7 +1,8 @@
 """The seam for policies: who runs next, who is admitted next, and who makes room.
 
 The scheduler keeps both its lists by arrival and gives a policy no other power than an order. What
-holds for each policy: the oldest running sequence is never preempted, so there is always progress.
+holds for each policy: the first in its order of those that run is never preempted, so there is always
+progress.
 """
 
 from __future__ import annotations
@@ -36,5 +37,5 @@ class Policy(Protocol):
         ...
 
     def victim(self, running: list[Sequence], seq: Sequence) -> Sequence | None:
-        """Whom to preempt so that `seq` gets pages: never an older one, None if nobody."""
+        """Whom to preempt so that `seq` gets pages: one that comes after it in `running`, None if nobody."""
         ...
