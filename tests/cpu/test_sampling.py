@@ -4,58 +4,27 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from trine.kernels.sampling.base import REALS, WHOLES, Rows
+from tests.kit.sampling import Ask, error_names, make_rows
+from trine.kernels.sampling.base import Choice, Seen
 from trine.kernels.sampling.reference import Reference, noise, noise_key
 
 KERNEL = Reference()
 
 
-class Ask(NamedTuple):
-    """One row, in plain Python."""
-
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    top_k: int = 0
-    seed: int = 1
-    min_tokens: int = 0
-    prompt: tuple[int, ...] = (3, 5, 3)
-    output: tuple[int, ...] = ()
-    stops: tuple[int, ...] = ()
-    bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] | None = None
-
-
-def rows(asks: list[Ask]) -> Rows:
-    ids = [torch.tensor([*a.prompt, *a.output, 0, 0, 0], dtype=torch.int32) for a in asks]
-    return Rows(
-        reals=torch.tensor([[getattr(a, n) for n in REALS] for a in asks], dtype=torch.float64),
-        wholes=torch.tensor([[getattr(a, n) for n in WHOLES] for a in asks]),
-        position=torch.tensor([len(a.prompt) + len(a.output) for a in asks]),
-        prompt=torch.tensor([len(a.prompt) for a in asks]),
-        tokens=ids,
-        stops=[torch.tensor(a.stops, dtype=torch.long) for a in asks],
-        bias=[
-            (torch.tensor([t for t, _ in a.bias]), torch.tensor([b for _, b in a.bias])) if a.bias else None
-            for a in asks
-        ],
-        allowed=[None if a.allowed is None else torch.tensor(a.allowed, dtype=torch.long) for a in asks],
-    )
-
-
 def chosen(logits: torch.Tensor, asks: list[Ask]) -> list[int]:
-    choice = KERNEL.choose(logits, rows(asks))
-    assert not any(choice.errors)
+    choice = KERNEL.choose(logits, make_rows(asks))
+    assert not choice.errors.any()
     return choice.tokens.tolist()
+
+
+def shown(logits: torch.Tensor, tokens: list[int], which: list[int], most: int) -> Seen:
+    choice = Choice(torch.tensor([tokens, [0] * len(tokens)], dtype=torch.int32))
+    return KERNEL.logprobs(logits, choice, which, most, make_rows([Ask()] * len(tokens)))
 
 
 def edited(row: np.ndarray, a: Ask) -> np.ndarray:
@@ -243,14 +212,15 @@ def test_neighbours_change_nothing() -> None:
     assert torch.equal(before, logits)
     assert together == [chosen(logits[i : i + 1], [a])[0] for i, a in enumerate(asks)]
     assert together == chosen(logits.flip(0), asks[::-1])[::-1]
-    counts: list[int | None] = [(None, 0, 5, 2000)[i % 4] for i in range(len(asks))]
-    seen = KERNEL.logprobs(logits, together, counts)
-    for i, count in enumerate(counts):
-        assert KERNEL.logprobs(logits[i : i + 1], [together[i]], [count]) == [seen[i]]
+    for most in (0, 5, 997):
+        seen = shown(logits, together, list(range(len(asks))), most)
+        for i, token in enumerate(together):
+            alone = shown(logits[i : i + 1], [token], [0], most)
+            assert all(torch.equal(a[0], b[i]) for a, b in zip(alone, seen, strict=True))
     poisoned = torch.stack([logits, torch.full_like(logits, math.nan)], 1).reshape(-1, 997)
-    choice = KERNEL.choose(poisoned, rows([a for a in asks for _ in (0, 1)]))
-    assert choice.tokens[::2].tolist() == together and not any(choice.errors[::2])
-    assert all(choice.errors[1::2])
+    choice = KERNEL.choose(poisoned, make_rows([a for a in asks for _ in (0, 1)]))
+    assert choice.tokens[::2].tolist() == together and not choice.errors[::2].any()
+    assert choice.errors[1::2].all()
 
 
 def test_a_seed_repeats_and_differs() -> None:
@@ -269,25 +239,25 @@ def test_logits_that_are_not_numbers(temperature: float) -> None:
     logits[1] = torch.tensor([math.inf, 1, math.nan, -math.inf, 3, 2, 1, 1, 1])
     logits[3] = torch.arange(9)
     asks = [Ask(temperature, top_k=2)] * 3 + [Ask(temperature, allowed=(2, 3), stops=(2, 3), min_tokens=9)]
-    choice = KERNEL.choose(logits, rows(asks))
+    choice = KERNEL.choose(logits, make_rows(asks))
     assert choice.tokens[0] == 4
     assert choice.tokens[1] in (4, 5)
     assert choice.tokens[2:].tolist() == [0, 0]
-    assert choice.errors == [None, None, "no finite logit", "no token is allowed"]
-    seen = KERNEL.logprobs(logits, [4, 4, 0, 8], [3, 3, None, 3])
-    assert seen[0] and (seen[0].logprob, seen[0].rank) == (0.0, 1)
-    assert seen[1] and seen[1].rank == 1 and [t for t, _ in seen[1].top] == [4, 5, 1]
+    assert error_names(choice) == [None, None, "no finite logit", "no token is allowed"]
+    seen = shown(logits, [4, 4, 0, 8], [0, 1, 3], 3)
+    assert (seen.chances[0, 0], seen.ids[0, 0]) == (0.0, 1)
+    assert seen.ids[1].tolist() == [1, 4, 5, 1] and len(seen.ids) == 3
 
 
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randint(-3, 4, (20, 50), generator=torch.Generator().manual_seed(1)).float()
     tokens = list(range(20))
-    for i, seen in enumerate(KERNEL.logprobs(logits, tokens, [6] * 20)):
-        assert seen
+    seen = shown(logits, tokens, list(range(20)), 6)
+    for i, (chances, ids) in enumerate(zip(seen.chances.tolist(), seen.ids.tolist(), strict=True)):
         row = logits[i].double().numpy()
         own = row - np.log(np.exp(row).sum())
         order = np.argsort(-row, kind="stable")  # of equals the lowest id first
-        assert [t for t, _ in seen.top] == order[:6].tolist()
-        assert np.allclose([p for _, p in seen.top], own[order[:6]], atol=1e-5)
-        assert abs(seen.logprob - own[tokens[i]]) < 1e-5
-        assert order[seen.rank - 1] == tokens[i]
+        assert ids[1:] == order[:6].tolist()
+        assert np.allclose(chances[1:], own[order[:6]], atol=1e-5)
+        assert abs(chances[0] - own[tokens[i]]) < 1e-5
+        assert order[ids[0] - 1] == tokens[i]

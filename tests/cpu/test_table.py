@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from trine.core.types import Batch, Copy, Grant, Group, Join, Row, Sampling, Write
 from trine.errors import Unsupported
 from trine.kernels.attention.base import Step
 from trine.kernels.sampling.reference import Reference
-from trine.runtime.runner import Runner
+from trine.kernels.table.base import PIECE
+from trine.platforms.cpu import Cpu
 from trine.runtime.sampler import Sampler
 from trine.runtime.store import Store
 from trine.runtime.table import Table
@@ -49,7 +49,6 @@ def test_a_step_is_the_tables_arithmetic() -> None:
     rng = random.Random(4)
     for _ in range(30):
         t, page_size = table(slots=9, max_len=40), 4
-        runner = Runner(t, [], lambda step: torch.zeros(0))
         tenants: dict[int, tuple[list[int], list[list[int]], int]] = {}
         for slot in rng.sample(range(1, 9), 5):
             n = rng.randint(2, 40)
@@ -65,13 +64,12 @@ def test_a_step_is_the_tables_arithmetic() -> None:
             rows = [
                 Row(s, rng.randint(1, len(tenants[s][0]) - tenants[s][2]), rng.random() < 0.5) for s in picked
             ]
-            step = runner.prepare(rows)
-            check_step(step, rows, tenants, page_size)
-            runner.run(rows)
+            rows.sort(key=lambda row: row.count > 1)
+            check_step(t.gather(rows), rows, tenants, page_size)
             for row in rows:
                 tokens, pages, computed = tenants[row.slot]
                 tenants[row.slot] = tokens, pages, computed + row.count
-                assert t.computed[row.slot] == t.reach[row.slot] == computed + row.count
+                assert t.state.computed[row.slot] == t.reach[row.slot] == computed + row.count
 
 
 def check_step(
@@ -97,13 +95,12 @@ def check_step(
     lengths = [tenants[r.slot][2] + r.count for r in rows]
     assert step.lengths.tolist() == lengths
     assert step.slots.tolist() == [r.slot for r in rows]
-    counts = {r.count for r in rows}
-    assert step.uniform == (counts.pop() if len(counts) == 1 else 0)
+    assert step.singles == sum(r.count == 1 for r in rows)
     assert step.bound == (len(ids), max(r.count for r in rows), max(lengths))
     for group in (0, 1):
-        for row, length, pages in zip(rows, lengths, step.pages[group].tolist(), strict=True):
+        for row, length in zip(rows, lengths, strict=True):
             needed = -(-length // page_size)
-            assert pages[:needed] == tenants[row.slot][1][group][:needed]
+            assert step.pages[group][row.slot, :needed].tolist() == tenants[row.slot][1][group][:needed]
 
 
 def test_orders_are_applied_in_their_order() -> None:
@@ -118,12 +115,74 @@ def test_orders_are_applied_in_their_order() -> None:
             writes=[Write(2, [9, 10]), Write(3, [4])],
         )
     )
-    assert t.tokens[2, :5].tolist() == [5, 6, 7, 9, 10] and t.known[2] == 5
-    assert t.tokens[3, :2].tolist() == [8, 4] and t.known[3] == 2
+    assert t.state.tokens[2, :5].tolist() == [5, 6, 7, 9, 10] and t.state.known[2] == 5
+    assert t.state.tokens[3, :2].tolist() == [8, 4] and t.state.known[3] == 2
     assert t.pages[0][2, :2].tolist() == [31, 32] and t.pages[1][2, :2].tolist() == [21, 41]
     assert t.pages[0][3, :3].tolist() == [12, 0, 33]
     t.apply(Batch(2, [], joins=[join(2, [1], [[50], [60]], sampling=Sampling(seed=-1, top_k=3))]))
-    assert t.known[2] == 1 and t.computed[2] == 0 and t.pages[0][2, 0] == 50
+    assert t.state.known[2] == 1 and t.state.computed[2] == 0 and t.pages[0][2, 0] == 50
+
+
+def test_later_orders_win() -> None:
+    """Random joins, grants over them and over one another, and writes, against plain lists."""
+    rng = random.Random(9)
+    t = table(slots=6, max_len=40)
+    tokens: dict[int, list[int]] = {}
+    pages = {(g, s): [0] * 10 for g in (0, 1) for s in range(6)}
+    for step in range(60):
+        batch = Batch(step, [])
+        for slot in rng.sample(range(1, 6), rng.randint(0, 3)):
+            tokens[slot] = [rng.randrange(1000) for _ in range(rng.randint(1, 20))]
+            fresh = [[rng.randrange(1, 99) for _ in range(rng.randint(0, 6))] for _ in (0, 1)]
+            batch.joins.append(join(slot, tokens[slot], fresh))
+            for g in (0, 1):
+                pages[g, slot][: len(fresh[g])] = fresh[g]
+        for _ in range(rng.randint(0, 6) if tokens else 0):
+            g, slot, first = rng.randrange(2), rng.choice(list(tokens)), rng.randrange(8)
+            granted = [rng.randrange(1, 99) for _ in range(rng.randint(1, 10 - first))]
+            batch.grants.append(Grant(slot, g, first, granted))
+            pages[g, slot][first : first + len(granted)] = granted
+        for _ in range(rng.randint(0, 4) if tokens else 0):
+            slot = rng.choice(list(tokens))
+            written = [rng.randrange(1000) for _ in range(rng.randint(1, 3))]
+            if len(tokens[slot]) + len(written) <= 40:
+                batch.writes.append(Write(slot, written))
+                tokens[slot] = tokens[slot] + written
+        t.apply(batch)
+        for slot, known in tokens.items():
+            assert t.state.known[slot] == t.least[slot] == len(known)
+            assert t.state.tokens[slot, : len(known)].tolist() == known
+        for (g, slot), expected in pages.items():
+            assert t.pages[g][slot].tolist() == expected
+
+
+def test_a_long_prompt_is_cut_in_pieces() -> None:
+    ids = list(range(3 * PIECE + 7))
+    t = Table(3, 4096, 16, 1, CPU)
+    t.apply(Batch(1, [], joins=[join(2, ids, [list(range(1, 200))])], writes=[Write(2, [5, 6])]))
+    assert t.state.tokens[2, : len(ids) + 2].tolist() == [*ids, 5, 6]
+    assert t.pages[0][2, :199].tolist() == list(range(1, 200))
+    assert not t.state.tokens[1].any()
+
+
+def test_singles_are_a_step_of_one_token_each() -> None:
+    """With rows of slot 0 among them, which stay what they are."""
+    one, two = table(), table()
+    for t in (one, two):
+        joins = [
+            join(s, [10 * s + i for i in range(9)], [[s, s + 4, 7], [9, s, s]], 2 * s) for s in (1, 3, 4)
+        ]
+        t.apply(Batch(1, [], joins=joins))
+    for _ in range(2):
+        slots = one.slots([3, 1], 4)
+        found = one.singles(slots)
+        one.reached([Row(3, 1, True), Row(1, 1, True)])
+        step = two.gather([Row(3, 1, True), Row(1, 1, True)])
+        for name in ("ids", "positions", "lengths"):
+            assert getattr(found, name).tolist() == [*getattr(step, name).tolist(), 0, 0]
+        assert [w.tolist() for w in found.write] == [[*w.tolist(), 0, 0] for w in step.write]
+        assert torch.equal(one.state.arena, two.state.arena) and one.reach == two.reach
+    assert one.slots([3, 1], 4) is one.slots([3, 1], 4) and len(one.slots([3, 1])) == 2
 
 
 def test_settings_by_slot() -> None:
@@ -133,29 +192,32 @@ def test_settings_by_slot() -> None:
     )
     joins = [join(1, [1, 2, 3], [[1], [1]], prompt=2, sampling=hot), join(4, [1], [[2], [2]])]
     t.apply(Batch(1, [], joins=joins))
-    rows = t.rows([4, 1], [None, [6, 7]])
-    assert rows.reals.tolist() == [[0.0, 1.0, 0.0, 1.0, 0.0, 0.0], [0.7, 0.9, 0.1, 1.1, 0.2, 0.3]]
-    assert rows.wholes.tolist() == [[0, 0, 0], [5, 5 - 2**63, 4]]
-    assert rows.position.tolist() == [1, 3] and rows.prompt.tolist() == [1, 2]
-    assert rows.tokens[1][:3].tolist() == [1, 2, 3]
-    assert rows.stops[1].tolist() == [8, 9] and rows.stops[0].tolist() == []
-    assert rows.bias[0] is None and [b.tolist() for b in rows.bias[1] or ()] == [[3], [1.5]]
-    assert rows.allowed[0] is None and rows.allowed[1] is not None and rows.allowed[1].tolist() == [6, 7]
-    assert t.logprobs([4, 1]) == [None, 2]
+    state, rows = t.state, t.asked([4, 1])
+    assert state.reals[4].tolist() == [0.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+    assert state.reals[1].tolist() == [0.7, 0.9, 0.1, 1.1, 0.2, 0.3]
+    assert state.wholes[[4, 1]].tolist() == [[0, 0, 0], [5, 5 - 2**63, 4]]
+    assert state.known[[4, 1]].tolist() == [1, 3] and state.prompt[[4, 1]].tolist() == [1, 2]
+    greedy, ask = rows.asks
+    assert (ask.draws, ask.filters, ask.penalties, ask.logprobs) == (True, True, True, 2)
+    assert (greedy.draws, greedy.filters, greedy.penalties, greedy.logprobs) == (False, False, False, None)
+    assert ask.stops.tolist() == [8, 9] and greedy.stops.tolist() == []
+    assert greedy.bias is None and [b.tolist() for b in ask.bias or ()] == [[3], [1.5]]
+    assert rows.slots.tolist() == [4, 1] and t.early([4, 1]) == [1]
+    t.grown([1, 1, 1])
+    assert t.early([4, 1]) == []
 
 
 def test_a_context_can_be_filled_to_its_last_token() -> None:
     t = table(max_len=8)
     t.apply(Batch(1, [], joins=[join(1, list(range(8)), [[1, 2], [1, 2]])]))
-    t.append([1], torch.tensor([9]))
-    assert t.tokens[1].tolist() == [*range(8), 9]
+    t.append(t.slots([1], 3), torch.tensor([9, 7, 7]))
+    assert t.state.tokens[1].tolist() == [*range(8), 9]
 
 
 def test_large_vocabularies_cost_the_table_nothing() -> None:
     """256 slots of 4,096 tokens: penalties read the tokens, there are no counts by vocabulary."""
     t = Table(257, 4096, 16, 1, CPU)
-    sizes = [v.nbytes for v in vars(t).values() if isinstance(v, Tensor)] + [p.nbytes for p in t.pages]
-    assert sum(sizes) < 8 * 2**20
+    assert t.state.arena.nbytes < 8 * 2**20
 
 
 def store(groups: list[Group] | None = None) -> Store:
@@ -203,12 +265,12 @@ def test_the_sampler_writes_what_it_tells() -> None:
     )
     logits = torch.tensor([[0.0, 3.0, 1.0], [0.0, 3.0, 1.0], [float("nan")] * 3])
     rows = [Row(1, 1, False), Row(3, 1, True), Row(2, 1, True), Row(4, 1, True)]
-    result = Sampler(t, Reference()).sample(7, rows, logits, [[9], None, [0, 2], None])
+    result = Sampler(t, Reference()).sample(7, rows, logits, [[9], None, [0, 2], None]).result()
     assert result.step == 7 and result.tokens == [[], [1], [2], [0]]
     assert result.errors == [None, None, None, "no finite logit"]
     assert result.logprobs and [len(r) for r in result.logprobs] == [0, 1, 0, 0]
     assert result.logprobs[1][0].token == 1 and result.logprobs[1][0].rank == 1
-    assert [t.known[s].item() for s in (1, 2, 3, 4)] == [2, 3, 3, 3]
-    assert t.tokens[2, 2] == 2 and t.tokens[3, 2] == 1
-    none = Sampler(t, Reference()).sample(8, rows[:1], torch.zeros(0, 3), None)
+    assert [t.state.known[s].item() for s in (1, 2, 3, 4)] == [2, 3, 3, 3]
+    assert t.state.tokens[2, 2] == 2 and t.state.tokens[3, 2] == 1
+    none = Sampler(t, Reference(), Cpu()).sample(8, rows[:1], torch.zeros(0, 3), None).result()
     assert none.tokens == [[]] and none.logprobs is None and none.errors is None

@@ -1,121 +1,178 @@
 """The device table: all that the device knows of each tenant, by slot.
 
-A step is gathered from it, so a batch only says who computes how many tokens. It keeps its
-own place: `known` and `computed` grow on the device, without the host being asked. Penalties
-need no counts: the tokens themselves are here, and only rows that ask for penalties read them.
+    Table(slots, max_len, page_size, groups, device, kernel=None, platform=None)
+    apply(batch)                         joins, grants, writes: one upload, one kernel
+    slots(list, size=0) -> Tensor        slots as indices, with 0 behind them up to `size`; the same tensor if
+                                         the list is that of the last call
+    singles(Tensor[rows]) -> Singles(ids, positions, write by group, lengths)
+                                         rows of one token each, which then count as computed. Nothing of it is
+                                         on the host, so it may be captured; rows that only fill up have slot 0
+    reached(rows)                        the host's side of `singles`
+    gather(rows) -> Step                 for rows of any count, in the order given, host's side included;
+                                         those of one token come first
+    append(slots: Tensor[rows], tokens)  one sampled token each; the host's side is `grown(list)`
+    asked(slots: list) -> Rows           what is asked of the next token of each, for a Chooser
+    reach[slot], least[slot]             host: at most so many tokens are computed; at least so many are known
+    state.tokens, .pages, .known, ...    the tensors; `pages` is by group [slots, pages]
+
+A step is gathered from the table, so a batch only says who computes how many tokens. It keeps its
+own place: known and computed grow on the device, without the host being asked. Penalties need no counts:
+the tokens themselves are here, and only rows that ask for penalties read them. Indices are int64 on a CPU and
+int32 elsewhere; what is kept is int32 everywhere. It knows nothing of models, and never waits for the device.
 """
 
 from __future__ import annotations
 
-from itertools import chain
-from typing import NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from trine.core.types import Batch, Grant, Join, Sampling, Write
-from trine.kernels.sampling.base import REALS, WHOLES, Rows
+from trine.core.types import Batch, Row, Sampling
+from trine.kernels.attention.base import Bounds, Step
+from trine.kernels.sampling.base import Ask, Rows
+from trine.kernels.table.base import REALS, Keeper, Singles, make_state
+from trine.kernels.table.reference import Reference
 
-
-class Extras(NamedTuple):
-    """Settings of a tenant that are lists."""
-
-    stops: Tensor  # [n] int64
-    bias: tuple[Tensor, Tensor] | None  # ids [n] int64, what to add [n] float32
-    logprobs: int | None
+from .orders import Packer
+from .staging import Staging
 
 
 class Table:
     """By slot; slot 0 is never given out."""
 
-    def __init__(self, slots: int, max_len: int, page_size: int, groups: int, device: torch.device) -> None:
-        self.page_size = page_size
+    def __init__(
+        self,
+        slots: int,
+        max_len: int,
+        page_size: int,
+        groups: int,
+        device: torch.device,
+        kernel: Keeper | None = None,
+        platform: Any = None,
+    ) -> None:
         width = -(-max_len // page_size)
         # one position more than a context holds: its last token is sampled, and never computed
-        self.tokens = torch.empty(slots, max_len + 1, dtype=torch.int32, device=device)
-        self.pages = [torch.zeros(slots, width, dtype=torch.int64, device=device) for _ in range(groups)]
-        self.known = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens there are
-        self.computed = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens with KV
-        self.prompt = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens that are not output
-        self.reals = torch.zeros(slots, len(REALS), dtype=torch.float64, device=device)
-        self.wholes = torch.zeros(slots, len(WHOLES), dtype=torch.int64, device=device)
-        self.extras: list[Extras | None] = [None] * slots
+        self.state = make_state(slots, max_len + 1, width, groups, page_size, device)
+        self.pages = list(self.state.pages.unbind())  # by group: [slots, pages]
+        self.page_size, self.max_len = page_size, max_len
+        self.kernel = Reference() if kernel is None else kernel
+        self.staging = Staging(device, platform)
+        self.asks: list[Ask | None] = [None] * slots
         self.reach = [0] * slots  # the host's own bound of `computed`: sizes launches
+        self.least = [0] * slots  # and of `known`, from below
+        self.joined = 0  # grows with each join: what was remembered of slots is old then
+        self.last: tuple[list[int], Tensor] = ([], torch.empty(0))  # slots, and what was made of them
 
     def apply(self, batch: Batch) -> None:
         """Joins, grants, writes, in this order."""
+        if not (batch.joins or batch.grants or batch.writes):
+            return
+        packer = Packer(self.state, self.staging.room(Packer.size(batch)))
         for join in batch.joins:
-            self._join(join)
-        if batch.grants:
-            self._grant(batch.grants)
+            ask = self.asks[join.slot] = make_ask(join.sampling, join.prompt)
+            packer.join(join, ask)
+            self.reach[join.slot], self.least[join.slot] = join.computed, len(join.tokens) // 4
+        self.joined += len(batch.joins)
+        for grant in batch.grants:
+            packer.grant(grant)
         for write in batch.writes:
-            self._write(write)
+            packer.write(write)
+            self.least[write.slot] += len(write.tokens)
+        words, runs = packer.end()
+        self.kernel.apply(self.state, self.staging.send(packer.room, words), runs)
 
-    def rows(self, slots: list[int], masks: list[list[int] | None]) -> Rows:
-        """What is asked of the next token of these slots; a mask is the ids that are allowed."""
-        index = torch.tensor(slots, device=self.known.device)
-        extras = [self._extras(slot) for slot in slots]
-        return Rows(
-            reals=self.reals[index],
-            wholes=self.wholes[index],
-            position=self.known[index],
-            prompt=self.prompt[index],
-            tokens=[self.tokens[slot] for slot in slots],
-            stops=[extra.stops for extra in extras],
-            bias=[extra.bias for extra in extras],
-            allowed=[None if mask is None else self._ids(mask) for mask in masks],
+    def slots(self, slots: list[int], size: int = 0) -> Tensor:
+        """[rows, or size if that is more] on the device."""
+        size = max(size, len(slots))
+        known, tensor = self.last
+        if known != slots or len(tensor) < size:
+            tensor = self.staging.index(slots + [0] * (size - len(slots)))
+            self.last = slots, tensor
+        return tensor if len(tensor) == size else tensor[:size]
+
+    def singles(self, slots: Tensor) -> Singles:
+        """The next token of each, as kernels.table.base says."""
+        return self.kernel.singles(self.state, slots)
+
+    def reached(self, rows: list[Row]) -> None:
+        """These rows are computed, as far as the host goes."""
+        reach = self.reach
+        for row in rows:
+            reach[row.slot] += row.count
+
+    def gather(self, rows: list[Row]) -> Step:
+        """All that a step of these rows is, but for what the backends of attention make of it."""
+        each, slots = [row.count for row in rows], [row.slot for row in rows]
+        counts = np.array(each)
+        n, stops = len(rows), np.cumsum(counts)
+        wanted = stops[[row.sample for row in rows]] - 1
+        parts = (slots, [0], stops, wanted, np.repeat(np.arange(n), counts))
+        sent = self.staging.index(np.concatenate(parts))
+        slot, starts, last, owner = sent.split([n, n + 1, len(wanted), int(stops[-1])])
+        found = self.kernel.ragged(self.state, slot, starts, owner)
+        self.reached(rows)
+        return Step(
+            ids=found.ids,
+            positions=found.positions,
+            write=found.write,
+            starts=starts,
+            lengths=found.lengths,
+            pages=self.pages,
+            wanted=last,
+            slots=slot,
+            singles=each.count(1),
+            attention=[],
+            bound=Bounds(int(stops[-1]), max(each), max(self.reach[s] for s in slots)),
         )
 
-    def logprobs(self, slots: list[int]) -> list[int | None]:
-        """How many alternatives each of these slots wants to see."""
-        return [self._extras(slot).logprobs for slot in slots]
+    def append(self, slots: Tensor, tokens: Tensor) -> None:
+        """One sampled token [rows] for each of slots [rows]; those of slot 0 are dropped."""
+        self.kernel.append(self.state, slots, tokens)
 
-    def append(self, slots: list[int], tokens: Tensor) -> None:
-        """One sampled token [slots] for each."""
-        index = torch.tensor(slots, device=self.known.device)
-        at = self.known[index]
-        self.tokens[index, at] = tokens.int()
-        self.known[index] = at + 1
+    def grown(self, slots: list[int]) -> None:
+        """Each of these has one token more, as far as the host goes."""
+        least = self.least
+        for slot in slots:
+            least[slot] += 1
 
-    def _join(self, join: Join) -> None:
-        ids = torch.frombuffer(bytearray(join.tokens), dtype=torch.int32)
-        slot, sampling = join.slot, join.sampling
-        self.tokens[slot, : len(ids)] = ids
-        for table, pages in zip(self.pages, join.pages, strict=True):
-            table[slot, : len(pages)] = self._ids(pages)
-        self.known[slot] = len(ids)
-        self.computed[slot] = self.reach[slot] = join.computed
-        self.prompt[slot] = join.prompt
-        self.reals[slot] = torch.tensor([getattr(sampling, name) for name in REALS], dtype=torch.float64)
-        self.wholes[slot] = self._ids([sampling.top_k, _seed(sampling), sampling.min_tokens])
-        bias = None
-        if sampling.bias:
-            values = torch.tensor(list(sampling.bias.values()), dtype=torch.float32)
-            bias = self._ids(list(sampling.bias)), values.to(self.known.device)
-        self.extras[slot] = Extras(self._ids(list(sampling.stop_ids)), bias, sampling.logprobs)
+    def asked(self, slots: list[int]) -> Rows:
+        """What is asked of the next token of these slots; nothing yet of masks and of who is early."""
+        asks = [self._ask(slot) for slot in slots]
+        return Rows(self.state, self.slots(slots), asks, [], {}, self.staging.index)
 
-    def _grant(self, grants: list[Grant]) -> None:
-        """All of a group's in one assignment: a step of 256 rows brings 16 of them."""
-        for group, table in enumerate(self.pages):
-            mine = [grant for grant in grants if grant.group == group]
-            slots = [grant.slot for grant in mine for _ in grant.pages]
-            places = chain.from_iterable(range(g.first, g.first + len(g.pages)) for g in mine)
-            pages = chain.from_iterable(g.pages for g in mine)
-            table[self._ids(slots), self._ids(list(places))] = self._ids(list(pages))
+    def early(self, slots: list[int]) -> list[int]:
+        """Which of these, by place, may have fewer tokens of output than they must have before they end."""
+        return [
+            i
+            for i, slot in enumerate(slots)
+            if (ask := self._ask(slot)).wholes[2] > 0 and self.least[slot] - ask.prompt < ask.wholes[2]
+        ]
 
-    def _write(self, write: Write) -> None:
-        ids = torch.tensor(write.tokens, dtype=torch.int32, device=self.known.device)
-        at = self.known[write.slot] + torch.arange(len(ids), device=self.known.device)
-        self.tokens[write.slot, at] = ids
-        self.known[write.slot] += len(ids)
+    def _ask(self, slot: int) -> Ask:
+        ask = self.asks[slot]
+        assert ask is not None, f"slot {slot} was never joined"
+        return ask
 
-    def _extras(self, slot: int) -> Extras:
-        extras = self.extras[slot]
-        assert extras is not None, f"slot {slot} was never joined"
-        return extras
 
-    def _ids(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self.known.device)
+def make_ask(sampling: Sampling, prompt: int = 0) -> Ask:
+    """Sampling as kernels want it."""
+    bias = None
+    if sampling.bias:
+        ids = np.fromiter(sampling.bias, np.int64, len(sampling.bias))
+        bias = ids, np.fromiter(sampling.bias.values(), np.float32, len(ids))
+    return Ask(
+        reals=tuple(getattr(sampling, name) for name in REALS),
+        wholes=(sampling.top_k, _seed(sampling), sampling.min_tokens),
+        stops=np.array(sampling.stop_ids, np.int64),
+        bias=bias,
+        logprobs=sampling.logprobs,
+        draws=sampling.temperature != 0.0,
+        filters=sampling.top_k > 0 or sampling.top_p < 1.0 or sampling.min_p > 0.0,
+        penalties=(sampling.repetition, sampling.presence, sampling.frequency) != (1.0, 0.0, 0.0),
+        prompt=prompt,
+    )
 
 
 def _seed(sampling: Sampling) -> int:

@@ -5,56 +5,90 @@ over mean the same thing): allowed ids, min_tokens, bias, repetition, frequency,
 then, unless the row is greedy, temperature, min_p, top_k, top_p; then the draw. Logprobs are
 of the model's own distribution, before all of these.
 
-It knows nothing of slots, pages or requests.
+Nobody waits for the device: what a row asks for is known on the host too, which chooses the path; numbers
+that change as tokens come are read on the device, by slot. It knows nothing of pages or requests.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-REALS = ("temperature", "top_p", "min_p", "repetition", "presence", "frequency")
-WHOLES = ("top_k", "seed", "min_tokens")
+from trine.kernels.table.base import REALS, WHOLES, State
+
+__all__ = ["ERRORS", "REALS", "WHOLES", "Ask", "Choice", "Chooser", "Rows", "Seen"]
+
+ERRORS = (None, "no token is allowed", "no finite logit")  # by code
+
+Ids = NDArray[np.int64]
+
+
+class Ask(NamedTuple):
+    """What one tenant asks, as its host knows it."""
+
+    reals: tuple[float, ...]  # REALS
+    wholes: tuple[int, ...]  # WHOLES
+    stops: Ids  # [n] ids that end it
+    bias: tuple[Ids, NDArray[np.float32]] | None  # ids [n], what to add [n]
+    logprobs: int | None  # alternatives to see; None: not even the chosen one's
+    draws: bool  # it is not greedy
+    filters: bool  # top_k, top_p or min_p do something
+    penalties: bool  # repetition, presence or frequency do something
+    prompt: int = 0  # tokens that are not output
 
 
 class Rows(NamedTuple):
-    """What is asked, by row. Everything a row's answer depends on is in its own entries."""
+    """What is asked, by row. Everything a row's answer depends on is in its own slot and entries."""
 
-    reals: Tensor  # [rows, len(REALS)] float64
-    wholes: Tensor  # [rows, len(WHOLES)] int64
-    position: Tensor  # [rows] int64  index in its sequence of the token to choose
-    prompt: Tensor  # [rows] int64  how many of its tokens are not output
-    tokens: list[Tensor]  # by row [at least position] int32  its tokens so far
-    stops: list[Tensor]  # by row [n] int64  ids that end it
-    bias: list[tuple[Tensor, Tensor] | None]  # by row ids [n] int64, what to add [n] float32
-    allowed: list[Tensor | None]  # by row [n] int64  ids it may choose; None: all
+    state: State  # of all slots, on the device
+    slots: Tensor  # [rows] indices
+    asks: list[Ask]
+    early: list[int]  # rows that may be too early to end: the device knows
+    allowed: dict[int, Ids]  # by row: ids it may choose; not in it: all
+    upload: Callable[[Any], Tensor]  # whole numbers [n] to the device, as indices
 
 
 class Choice(NamedTuple):
     """The chosen ids, and by row why nothing could be chosen (its id is then 0)."""
 
-    tokens: Tensor  # [rows] int64
-    errors: list[str | None]
+    said: Tensor  # [2, rows] int32: ids, codes of ERRORS
+
+    @property
+    def tokens(self) -> Tensor:
+        return self.said[0]
+
+    @property
+    def errors(self) -> Tensor:
+        return self.said[1]
 
 
 class Seen(NamedTuple):
-    """How the model itself saw a token: rank is from 1, `top` is likeliest first."""
+    """How the model itself saw tokens, of the rows that asked. Alternatives are likeliest first; of equals
+    the lowest id."""
 
-    logprob: float
-    rank: int
-    top: list[tuple[int, float]]
+    chances: Tensor  # [rows, 1 + most] float32: of the token, then of the alternatives
+    ids: Tensor  # [rows, 1 + most] int32: the token's rank from 1, then the alternatives
 
 
 class Chooser(Protocol):
     """A way to choose. A row's answer never depends on its neighbours, in any bit."""
 
     name: str
+    order: int
 
-    def choose(self, logits: Tensor, rows: Rows) -> Choice:
-        """logits: [rows, vocab] float32, not changed. Logits that are not finite count as never."""
+    @classmethod
+    def cannot(cls, want: Any) -> str | None:
+        """`want.device`: "cpu", "cuda", ..."""
         ...
 
-    def logprobs(self, logits: Tensor, tokens: list[int], counts: list[int | None]) -> list[Seen | None]:
-        """Of each row's token, with `counts` alternatives; None where None is asked."""
+    def choose(self, logits: Tensor, rows: Rows) -> Choice:
+        """logits: [rows, vocab], not changed. Logits that are not finite count as never."""
+        ...
+
+    def logprobs(self, logits: Tensor, choice: Choice, which: list[int], most: int, rows: Rows) -> Seen:
+        """Of the chosen tokens of the rows `which`, with `most` alternatives each (at most the vocabulary)."""
         ...

@@ -12,19 +12,19 @@ is Gumbel-max with one logarithm less and chooses i with probability p_i. E_i is
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .base import Choice, Rows, Seen
+from .base import ERRORS, Ask, Choice, Rows, Seen
 
 WIDTHS = (8.0, 16.0, math.inf)  # nats below the likeliest: how far top_p looks before it sorts more
 
 COLDEST = 1e-30  # float32 would make less a zero; any gap of two logits is vast at this one already
 
 
-class Ask(NamedTuple):
+class Numbers(NamedTuple):
     """One row's numbers: REALS and WHOLES in their order, and its place."""
 
     temperature: float
@@ -49,44 +49,47 @@ class Reference:
     """Plain torch, row by row."""
 
     name = "reference"
+    order = 100
+
+    @classmethod
+    def cannot(cls, want: Any) -> str | None:
+        return None if want.device == "cpu" else f"is for a CPU, not {want.device}"
 
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
         finite = logits.amax(dim=-1).isfinite().tolist()  # one NaN or infinity shows here
-        numbers = zip(
-            rows.reals.tolist(),
-            rows.wholes.tolist(),
-            rows.position.tolist(),
-            rows.prompt.tolist(),
-            strict=True,
-        )
-        errors: list[str | None] = [None] * len(finite)
-        tokens: list[int] = [-1] * len(finite)
-        for i, (reals, wholes, position, prompt) in enumerate(numbers):
-            ask = Ask._make([*reals, *wholes, position, prompt])
-            edits = _edits(ask, rows, i)
-            if ask.temperature == 0.0 and finite[i] and not edits:
+        state, slots = rows.state, rows.slots
+        places = zip(state.known[slots].tolist(), state.prompt[slots].tolist(), strict=True)
+        errors = [0] * len(finite)
+        tokens = [-1] * len(finite)
+        for i, (ask, place) in enumerate(zip(rows.asks, places, strict=True)):
+            numbers = Numbers._make((*ask.reals, *ask.wholes, *place))
+            edits = ask.penalties or ask.bias is not None or i in rows.allowed or numbers.early
+            if not ask.draws and finite[i] and not edits:
                 continue
             row = logits[i] if finite[i] else _finite(logits[i])
             if edits:
-                row = _edited(row, ask, rows, i)
+                row = _edited(row, numbers, ask, rows, i)
             top = row.max()
             if top.item() == -math.inf:
-                tokens[i], errors[i] = 0, "no token is allowed" if finite[i] else "no finite logit"
-            elif ask.temperature == 0.0:
+                tokens[i], errors[i] = (
+                    0,
+                    ERRORS.index("no token is allowed" if finite[i] else "no finite logit"),
+                )
+            elif not ask.draws:
                 tokens[i] = int(row.argmax())
             else:
-                tokens[i] = int(_drawn(row - top, ask))
+                tokens[i] = int(_drawn(row - top, numbers))
         plain = [i for i, token in enumerate(tokens) if token < 0]
         if plain:
             best = logits.argmax(dim=-1).tolist()  # of equal logits the lowest id
             for i in plain:
                 tokens[i] = best[i]
-        return Choice(torch.tensor(tokens, device=logits.device), errors)
+        return Choice(torch.tensor([tokens, errors], dtype=torch.int32))
 
-    def logprobs(self, logits: Tensor, tokens: list[int], counts: list[int | None]) -> list[Seen | None]:
-        return [
-            None if count is None else _seen(logits[i], tokens[i], count) for i, count in enumerate(counts)
-        ]
+    def logprobs(self, logits: Tensor, choice: Choice, which: list[int], most: int, rows: Rows) -> Seen:
+        tokens = choice.tokens.tolist()
+        seen = [_seen(logits[i], tokens[i], most) for i in which]
+        return Seen(torch.stack([s.chances for s in seen]), torch.stack([s.ids for s in seen]))
 
 
 PLUGIN = Reference
@@ -97,34 +100,32 @@ def _finite(row: Tensor) -> Tensor:
     return torch.where(row.isfinite(), row, -math.inf)
 
 
-def _edits(ask: Ask, rows: Rows, i: int) -> bool:
-    """Whether anything changes this row's logits before temperature."""
-    lists = rows.allowed[i] is not None or rows.bias[i] is not None
-    return lists or ask.early or (ask.repetition, ask.presence, ask.frequency) != (1.0, 0.0, 0.0)
-
-
-def _edited(row: Tensor, ask: Ask, rows: Rows, i: int) -> Tensor:
+def _edited(row: Tensor, numbers: Numbers, ask: Ask, rows: Rows, i: int) -> Tensor:
     """A copy of the row with everything done to it that comes before temperature."""
-    allowed, bias, tokens = rows.allowed[i], rows.bias[i], rows.tokens[i][: ask.position].long()
-    if allowed is None:
-        row = row.clone()
-    else:
+    if i in rows.allowed:
+        allowed = torch.from_numpy(rows.allowed[i])
         row = torch.full_like(row, -math.inf).index_copy_(0, allowed, row[allowed])
-    if ask.early:
-        row[rows.stops[i]] = -math.inf
-    if bias is not None:
-        row.index_add_(0, *bias)
-    if ask.repetition != 1.0:
+    else:
+        row = row.clone()
+    if numbers.early:
+        row[torch.from_numpy(ask.stops)] = -math.inf
+    if ask.bias is not None:
+        ids, values = ask.bias
+        row.index_add_(0, torch.from_numpy(ids), torch.from_numpy(values))
+    if not ask.penalties:
+        return row
+    tokens = rows.state.tokens[rows.slots[i], : numbers.position].long()
+    if numbers.repetition != 1.0:
         seen = tokens.unique()
         old = row[seen]
-        row[seen] = torch.where(old > 0, old / ask.repetition, old * ask.repetition)
-    if ask.presence or ask.frequency:
-        output, counts = tokens[ask.prompt :].unique(return_counts=True)
-        row[output] -= counts * ask.frequency + ask.presence
+        row[seen] = torch.where(old > 0, old / numbers.repetition, old * numbers.repetition)
+    if numbers.presence or numbers.frequency:
+        output, counts = tokens[numbers.prompt :].unique(return_counts=True)
+        row[output] -= counts * numbers.frequency + numbers.presence
     return row
 
 
-def _drawn(row: Tensor, ask: Ask) -> Tensor:
+def _drawn(row: Tensor, ask: Numbers) -> Tensor:
     """Draw from logits [vocab] whose largest is 0, which no temperature can overflow."""
     row = row.div_(max(ask.temperature, COLDEST))
     cut = _cut(row, ask.top_k, ask.top_p, ask.min_p)
@@ -196,15 +197,15 @@ def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
 
 
-def _seen(row: Tensor, token: int, count: int) -> Seen:
-    """Equal logits are ranked by id, as greedy chooses among them."""
+def _seen(row: Tensor, token: int, most: int) -> Seen:
+    """Of one row. Equal logits are ranked by id, as greedy chooses among them."""
     row = _finite(row)
     chances = row.log_softmax(dim=0)
     own = row[token]
     rank = 1 + int((row > own).sum() + (row[:token] == own).sum())
-    if count == 0:
-        return Seen(float(chances[token]), rank, [])
-    count = min(count, len(row))
-    near = (row >= row.topk(count).values[-1]).nonzero().squeeze(1)  # by id
-    ids = near[row[near].sort(descending=True, stable=True).indices[:count]]
-    return Seen(float(chances[token]), rank, list(zip(ids.tolist(), chances[ids].tolist(), strict=True)))
+    if most == 0:
+        return Seen(chances[token : token + 1], torch.tensor([rank], dtype=torch.int32))
+    near = (row >= row.topk(most).values[-1]).nonzero().squeeze(1)  # by id
+    ids = near[row[near].sort(descending=True, stable=True).indices[:most]]
+    chances = torch.cat((chances[token : token + 1], chances[ids]))
+    return Seen(chances, torch.cat((torch.tensor([rank]), ids)).int())
