@@ -38,11 +38,14 @@ class Selection(Struct, frozen=True):
 
 
 def select(kind: str, want: Any, forced: str = "auto") -> Selection:
-    """Choose a backend of `kind` (such as "kernels.attention") for `want`.
+    """Choose a backend of `kind` (such as "kernels.attention") for `want`, or for all of a list of wants.
 
     A forced choice that cannot is Unsupported, with its reason; so is a wish that nobody serves."""
     backends = sorted(find(kind).items(), key=lambda pair: (pair[1].order, pair[0]))
-    answers = [Answer(name, backend.cannot(want)) for name, backend in backends]
+    wants = want if isinstance(want, list) else [want]
+    answers = [
+        Answer(name, next(filter(None, map(backend.cannot, wants)), None)) for name, backend in backends
+    ]
     able = [answer.name for answer in answers if answer.cannot is None]
     if forced != "auto":
         asked = [answer for answer in answers if answer.name == forced]
@@ -54,7 +57,7 @@ def select(kind: str, want: Any, forced: str = "auto") -> Selection:
         return Selection(forced, "because it was asked for", answers)
     if not able:
         said = "; ".join(f"{answer.name} cannot: {answer.cannot}" for answer in answers)
-        raise Unsupported(f"no {kind} can serve {want}: {said}")
+        raise Unsupported(f"nothing in {kind} can: {said}")
     return Selection(able[0], _why(answers, able), answers)
 
 

@@ -36,13 +36,15 @@ class Checkpoint(Protocol):
         ...
 
 
-def open(path: Path | str) -> Checkpoint:
-    """The checkpoint at `path`: a HuggingFace model folder or a .gguf file."""
+def open(path: Path | str, *, dummy: bool = False) -> Checkpoint:
+    """The checkpoint at `path`: a HuggingFace model folder or a .gguf file.
+
+    `dummy`: only the configuration is wanted, so a folder may hold nothing else."""
     from . import folder, gguf
 
     path = Path(path)
     if path.is_dir():
-        return folder.open(path)
+        return folder.open(path, dummy=dummy)
     if path.suffix.lower() == ".gguf" and path.exists():
         return gguf.open(path)
     if not path.exists():

@@ -23,9 +23,9 @@ SHARD_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\.safetensors", re.ASC
 SIDE_FILES = ("tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 
 
-def open(path: Path) -> Folder:
-    """The checkpoint in the folder at `path`."""
-    return Folder(path)
+def open(path: Path, *, dummy: bool = False) -> Folder:
+    """The checkpoint in the folder at `path`; `dummy`: without its tensors, which need not be there."""
+    return Folder(path, dummy=dummy)
 
 
 class Folder:
@@ -33,7 +33,7 @@ class Folder:
 
     kind = "safetensors"
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, dummy: bool = False) -> None:
         self.path = path
         config = path / "config.json"
         if not config.exists():
@@ -48,7 +48,7 @@ class Folder:
                 refuse_code(read_json(side), side)
         if not isinstance(self.config.get("model_type"), str):
             raise CheckpointError(f"{config}: has no model_type, so its family is not known")
-        self.tensors = self._tensors()
+        self.tensors = {} if dummy else self._tensors()
         self.bytes = sum(entry.end - entry.begin for _, entry in self.tensors.values())
 
     def names(self) -> dict[str, tuple[int, ...]]:

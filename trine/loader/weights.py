@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from trine.errors import CheckpointError
+from trine.layers.make import Maker
 from trine.layers.part import Part
 from trine.models.decoder import Decoder
 
@@ -61,26 +62,40 @@ def fill(model: Decoder, source: Source, progress: Callable[[int, int], None] | 
 
 
 def dummy(model: Decoder, seed: int) -> None:
-    """Random weights of the right shapes."""
-    fill(model, Random({name: place.shape for name, place in places(model).items()}, seed))
+    """Random weights of the right shapes, drawn where the model is: numbers differ between kinds of device."""
+    shapes = {name: place.shape for name, place in places(model).items()}
+    fill(model, Random(shapes, seed, model.embed.weight.device))
+
+
+def shapes(family: type[Decoder], config: Any) -> dict[str, tuple[int, ...]]:
+    """Of every tensor that a model of this configuration wants, by its name. Takes no memory."""
+    with torch.device("meta"):
+        model = family(config, Maker("float32", "reference", max_len=1))
+    tied = config.tie_word_embeddings
+    return {n: place.shape for n, place in places(model).items() if not (tied and place.part is model.head)}
 
 
 class Random:
     """A checkpoint of random tensors, each known by its name and the seed."""
 
-    def __init__(self, shapes: dict[str, tuple[int, ...]], seed: int) -> None:
-        self.shapes, self.seed = shapes, seed
+    def __init__(
+        self, shapes: dict[str, tuple[int, ...]], seed: int, device: torch.device = torch.device("cpu")
+    ) -> None:
+        self.shapes, self.seed, self.device = shapes, seed, device
         self.order = {name: i for i, name in enumerate(shapes)}
+        # On a GPU half as wide: a vocabulary's float32 copy would need room beside all else.
+        self.dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
 
     def names(self) -> dict[str, tuple[int, ...]]:
         return self.shapes
 
     def get(self, name: str) -> Tensor:
         shape = self.shapes[name]
-        draw = torch.Generator().manual_seed((self.seed * 1_000_003 + self.order[name]) % 2**63)
+        kind: dict[str, Any] = {"dtype": self.dtype, "device": self.device}
         if len(shape) == 1 and name.endswith(".weight"):
-            return torch.ones(shape)  # a norm's
-        return torch.randn(shape, generator=draw).mul_(shape[-1] ** -0.5)
+            return torch.ones(shape, **kind)  # a norm's
+        draw = torch.Generator(self.device).manual_seed((self.seed * 1_000_003 + self.order[name]) % 2**63)
+        return torch.randn(shape, generator=draw, **kind).mul_(shape[-1] ** -0.5)
 
 
 def places(model: Decoder) -> dict[str, Place]:

@@ -71,7 +71,7 @@ class Stream(Protocol):
 class Captured(Protocol):
     """Recorded orders."""
 
-    value: Any  # what the call returned: its tensors are filled anew by each replay
+    value: Any  # what the call returned: filled anew by each replay, good until another graph of the same object replays
 
     def replay(self) -> None: ...
 

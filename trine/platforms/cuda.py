@@ -13,6 +13,9 @@ import torch
 
 from .base import Facts
 
+# As the CUDA array interface calls them.
+NUMBERS = {torch.float32: "<f4", torch.float16: "<f2", torch.int32: "<i4", torch.int64: "<i8"}
+
 
 class Cuda:
     """One GPU for each rank."""
@@ -124,6 +127,27 @@ class Captured:
         self.graph.replay()
 
 
+class Memory:
+    """A tensor's memory without the tensor: it does not keep the allocator from using it again."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": tuple(tensor.shape),
+            "typestr": NUMBERS[tensor.dtype],
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def lent(value: Any) -> Any:
+    """The same memory, given back to its pool: other graphs of the pool may use it too, as one replays at a time.
+
+    Otherwise the logits of every captured number of rows would keep memory of their own, which is gigabytes."""
+    if isinstance(value, torch.Tensor) and value.dtype in NUMBERS and value.is_contiguous():
+        return torch.as_tensor(Memory(value), device=value.device)
+    return value
+
+
 class Graph:
     """Captures on a stream of its own, with one pool of memory for all its graphs.
 
@@ -146,7 +170,7 @@ class Graph:
             except BaseException:
                 self._abandon(graph)
                 raise
-        return Captured(graph, value)
+        return Captured(graph, lent(value))
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture whose call raised. One that the driver has given up already cannot be ended: its pool

@@ -1,0 +1,117 @@
+"""Which numbers, and which kernels for them: every family of kernels is asked, and says why not.
+
+It does not know what fits.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from trine.chip import CHIPS
+from trine.config import Config
+from trine.errors import Unsupported
+from trine.kernels.select import select
+
+from .record import Reasons
+
+ON_A_CPU = "the default on a CPU: int8 weights by output, activations by row in two 7-bit digits, exact sums"
+BYTES = {"int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class Kernels(Struct, frozen=True):
+    """What was chosen: numbers, and a file of each family."""
+
+    dtype: str
+    activations: str
+    kv_dtype: str
+    product: str
+    fused: str
+    table: str
+    sampling: str
+    attention: str
+
+
+def choose(
+    config: Config, checkpoint: Any, model: Any, platform: Any, invariant: bool, reasons: Reasons
+) -> Kernels:
+    """Numbers from the wish and the checkpoint, then a kernel of each family for them."""
+    facts = platform.facts()
+    dtype = _dtype(config, checkpoint, facts, reasons)
+    activations = dtype if platform.asynchronous else "float32"
+    kv = _kv_dtype(config, dtype, activations, facts, reasons)
+    # What is known of the wish, for all families: each takes what it asks for.
+    offer = {
+        "weights": dtype,
+        "dtype": activations,
+        "kv_dtype": kv,
+        "heads": model.num_attention_heads,
+        "page_size": config.block_size,
+        "vocab": model.vocab_size,
+        "invariant": invariant,
+        "device": facts.kind,
+        "features": facts.features,
+        "capability": facts.capability,
+        "cores": facts.cores,
+        "pretended": config.platform in CHIPS,
+    }
+    kinds = dict.fromkeys((kind.kv_heads, kind.head_dim, kind.window) for kind in model.kv())
+    layers = [offer | dict(zip(("kv_heads", "head_dim", "window"), kind, strict=True)) for kind in kinds]
+    return Kernels(
+        dtype,
+        activations,
+        kv,
+        product=_select("product", "kernels.gemm", [offer], reasons, "auto"),
+        fused=_select("fused", "kernels.fused", [offer], reasons, "auto"),
+        table=_select("table", "kernels.table", [offer], reasons, "auto"),
+        sampling=_select("sampling", "kernels.sampling", [offer], reasons, "auto"),
+        attention=_select("attention", "kernels.attention", layers, reasons, config.attention),
+    )
+
+
+def _dtype(config: Config, checkpoint: Any, facts: Any, reasons: Reasons) -> str:
+    if config.dtype != "auto":
+        return reasons.note("dtype", config.dtype, "--dtype")
+    if facts.kind == "cpu":
+        return reasons.note("dtype", "int8", ON_A_CPU)
+    half = "float16" if facts.kind == "cuda" and facts.capability < (8, 0) else "bfloat16"
+    stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
+    if checkpoint.kind == "gguf":
+        return reasons.note("dtype", half, "blocks of a GGUF file are computed in 16 bits")
+    if stored == half or (stored == "float16" and half == "bfloat16"):
+        return reasons.note("dtype", stored, "as the checkpoint says")
+    return reasons.note("dtype", half, f"the default on a GPU; the checkpoint says {stored or 'nothing'}")
+
+
+def _kv_dtype(config: Config, dtype: str, activations: str, facts: Any, reasons: Reasons) -> str:
+    """Of the store. Two kinds of 8 bits: the MI300 series computes with one that has no infinities or -0."""
+    if config.kv_cache_dtype == "fp8":
+        kind = "float8_e4m3fnuz" if (facts.kind, facts.capability) == ("rocm", (9, 4)) else "float8_e4m3fn"
+        return reasons.note("kv dtype", kind, "--kv-cache-dtype fp8")
+    if config.kv_cache_dtype != "auto":
+        return reasons.note("kv dtype", config.kv_cache_dtype, "--kv-cache-dtype")
+    kept = "bfloat16" if dtype == "bfloat16" else activations
+    return reasons.note("kv dtype", kept, "like the arithmetic")
+
+
+def _select(name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str) -> str:
+    try:
+        chosen = select(kind, [want(kind, offer) for offer in offers], forced)
+    except Unsupported as error:
+        if not offers[0]["pretended"]:
+            raise
+        return reasons.note(name, "none", str(error))  # what is missing here need not be missing there
+    return reasons.note(name, chosen.name, chosen.why)
+
+
+def want(kind: str, offer: dict[str, Any]) -> Any:
+    """The Want of a family, of what is offered; one without a Want of its own is shown everything."""
+    made = getattr(import_module(f"trine.{kind}.base"), "Want", None)
+    if made is None:
+        return SimpleNamespace(**offer)
+    asked = {field.name for field in msgspec.structs.fields(made)}
+    return made(**{name: value for name, value in offer.items() if name in asked})

@@ -1,0 +1,200 @@
+"""What fits: bytes of weights, of the work of a step, and of KV; what does not fit shrinks and says so.
+
+It does not know which kernels run.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from msgspec import Struct
+
+from trine.config import Config
+from trine.errors import ConfigError
+
+from .kernel import BYTES, Kernels
+from .record import Reasons, count
+
+KV_BYTES_ON_A_CPU = 4 * 2**30  # unless memory is given: a laptop has other work too
+SEQUENCES, BUDGET = 64, 512  # on a CPU; tokens of a step are what a waiting stream waits for
+GPU_SEQUENCES, GPU_BUDGET, LEAST_BUDGET = 256, 8192, 1024
+GPU_SHARE = 0.9  # of what is free
+# On a GPU, beside what is counted: code of libraries and their work space, graphs, what the allocator rounds up.
+RESERVE = 2**30
+PARTIALS = 4  # results of a prompt's runs of keys that attention keeps before it merges them, in float32
+LEAST_PAGES = 2  # page 0 and one more
+
+
+class Sizes(Struct, frozen=True):
+    """Bytes, for the arithmetic of what fits."""
+
+    weights: int
+    position: int  # one token's KV over all layers
+    work: int  # activations of a full step, and the logits of `sequences` rows
+    sequences: int  # rows that fit
+    budget: int  # tokens in a step
+    available: int
+    machine: int  # all there is to be had
+    default: str  # what the defaults are for
+
+
+class Work(Struct, frozen=True):
+    """Bytes of a step."""
+
+    token: int  # for each token of the budget
+    row: int  # for each row that samples
+    slot: int  # for each sequence in the device table
+    rest: int
+
+
+def sizes(
+    config: Config,
+    shapes: dict[str, tuple[int, ...]],
+    model: Any,
+    kernels: Kernels,
+    platform: Any,
+    reasons: Reasons,
+) -> Sizes:
+    """The bytes of a plan but for its pages."""
+    gpu = platform.asynchronous
+    weights = _weights(shapes, kernels.dtype, reasons)
+    position = sum(2 * kind.kv_heads * kind.head_dim for kind in model.kv()) * BYTES[kernels.kv_dtype]
+    work = _gpu_work(config, model, kernels) if gpu else _cpu_work(model)
+    budget = config.max_num_batched_tokens or (GPU_BUDGET if gpu else BUDGET)
+    asked = config.max_num_seqs or (GPU_SEQUENCES if gpu else SEQUENCES)
+    each = work.row + work.slot
+    available = _available(
+        config, platform, weights + work.rest + budget * work.token + asked * each, reasons
+    )
+    if gpu and config.max_num_batched_tokens is None:
+        while budget > LEAST_BUDGET and budget * work.token > (available - weights - work.rest) // 4:
+            budget //= 2
+    step = budget * work.token + work.rest
+    sequences = min(asked, max(1, (available - weights - step) // 2 // each))
+    total = step + sequences * each
+    beside = f"; {human(work.rest)} for libraries, graphs and tables" if gpu else ""
+    what = f"a step of {budget:,} tokens, logits of {sequences:,} rows{beside}"
+    reasons.note("work space", human(total), what)
+    free, machine = platform.memory()
+    default = f"the default on a {'GPU' if gpu else 'CPU'}"
+    return Sizes(weights, position, total, sequences, budget, available, free if gpu else machine, default)
+
+
+def _weights(shapes: dict[str, tuple[int, ...]], dtype: str, reasons: Reasons) -> int:
+    embedding = sum(count(shape) for name, shape in shapes.items() if "embed_tokens" in name)
+    weights = sum(map(count, shapes.values())) * BYTES[dtype] + (4 * embedding if dtype == "int8" else 0)
+    embedded = ", the embedding in float32 too" if dtype == "int8" else ""
+    reasons.note("weights", human(weights), f"as {dtype}{embedded}")
+    return weights
+
+
+def _cpu_work(model: Any) -> Work:
+    token = (model.hidden_size * 12 + model.intermediate_size * 4) * 4
+    return Work(token, row=model.vocab_size * 12, slot=0, rest=0)
+
+
+def _gpu_work(config: Config, model: Any, kernels: Kernels) -> Work:
+    """The widest moment of a layer is its MLP (both halves, their product, two hidden states) or its
+    attention (queries, keys and values, the queries turned, the result and its partials)."""
+    kind = model.kv()[0]
+    heads = model.num_attention_heads * kind.head_dim
+    qkv = heads + 2 * kind.kv_heads * kind.head_dim
+    partials = PARTIALS * (heads + 2 * model.num_attention_heads) * 4
+    each = BYTES[kernels.activations]
+    token = max(
+        (4 * model.hidden_size + 3 * model.intermediate_size) * each,
+        (3 * model.hidden_size + qkv + 2 * heads) * each + partials,
+    )
+    length = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
+    slot = (length + 1 + -(-length // config.block_size)) * 4  # its tokens and its pages
+    turns = length * 2 * kind.head_dim * 4
+    return Work(token, row=model.vocab_size * 12, slot=slot, rest=RESERVE + turns)
+
+
+def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> int:
+    """Bytes for weights, work and KV together."""
+    free, total = platform.memory()
+    if config.memory is not None:
+        asked = size(config.memory, "memory")
+        why = f"--memory; this machine has {human(total)}, {human(free)} of it free"
+        reasons.note("memory", human(asked), why)
+        return asked
+    if config.gpu_memory_utilization is not None or platform.asynchronous:
+        part = config.gpu_memory_utilization or GPU_SHARE
+        given = "--gpu-memory-utilization" if config.gpu_memory_utilization else "the default on a GPU"
+        share = int(free * part)
+        reasons.note("memory", human(share), f"{part:.0%} of {human(free)} free ({given})")
+        return share
+    share = min(free // 2, fixed + KV_BYTES_ON_A_CPU)
+    why = f"half of {human(free)} free of {human(total)}, at most {human(KV_BYTES_ON_A_CPU)} of it for KV"
+    reasons.note("memory", human(share), why)
+    return share
+
+
+def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int, int, int]:
+    """Context, sequences and pages (page 0 counted) that fit; what shrank says so."""
+    page = sizes.position * config.block_size
+    room = sizes.available - sizes.weights - sizes.work
+    pages = config.num_pages or max(0, room // page)
+    if pages < LEAST_PAGES:
+        raise ConfigError(
+            f"memory: the weights ({human(sizes.weights)}) and the work space ({human(sizes.work)}) leave no room for KV in {human(sizes.available)}; "
+            f"give more (--memory {-(-(sizes.weights + sizes.work + page * -(-512 // config.block_size)) // 2**20)}MiB) or a smaller model",
+            "memory",
+        )
+    wanted = config.max_model_len or model.max_position_embeddings
+    if config.max_model_len and config.max_model_len > model.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} is more than the {model.max_position_embeddings} positions the model was made for",
+            "max_model_len",
+        )
+    sequences = sizes.sequences
+    pages = min(pages, -(-wanted // config.block_size) * sequences + 1) if config.num_pages is None else pages
+    fits = (pages - 1) * config.block_size
+    length = min(wanted, fits)
+    given = "; --num-pages" if config.num_pages else ""
+    what = f"{fits:,} tokens of {human(sizes.position)}, {human((pages - 1) * page)}, pages of {config.block_size}"
+    reasons.note("kv", f"{pages - 1:,} pages", what + given)
+    made_for = "--max-model-len" if config.max_model_len else "what the model was made for"
+    shrunk = f"shrunk from {wanted:,}: no more KV fits" if length < wanted else made_for
+    reasons.note("context", length, shrunk)
+    _note_rows(config, sizes, rows := min(sequences, pages - 1), fits // length, reasons)
+    return length, rows, pages
+
+
+def _note_rows(config: Config, sizes: Sizes, rows: int, full: int, reasons: Reasons) -> None:
+    asked = config.max_num_seqs or (GPU_SEQUENCES if "GPU" in sizes.default else SEQUENCES)
+    kept = "--max-num-seqs" if config.max_num_seqs else sizes.default
+    why = f"shrunk from {asked:,}: more do not fit" if rows < asked else kept
+    reasons.note("sequences", rows, f"{why}; {full:,} fit at full context")
+
+
+def refuse_more_than_there_is(config: Config, sizes: Sizes, pages: int) -> None:
+    """Memory that was asked for by name and that the machine does not have."""
+    need = sizes.weights + sizes.work + pages * config.block_size * sizes.position
+    if need > sizes.machine:
+        field = "num_pages" if config.num_pages else "memory"
+        raise ConfigError(
+            f"{field}: {human(need)} would be used, and this machine has {human(sizes.machine)}; give less",
+            field,
+        )
+
+
+def size(text: str, field: str) -> int:
+    """Bytes of "8GiB", "500MB", "2g" or a plain number; ConfigError names `field`."""
+    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
+    if not found:
+        raise ConfigError(f"{field}: a size such as 8GiB or 500MB is wanted, found {text!r}", field)
+    number, unit, binary = found.groups()
+    base = 1000 if unit and not binary and text.lower().rstrip().endswith("b") else 1024
+    return int(float(number) * base ** " kmgt".index(unit or " "))
+
+
+def human(count: float) -> str:
+    """Bytes for a person."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
