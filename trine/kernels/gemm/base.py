@@ -20,6 +20,7 @@ from torch import Tensor
 DIGIT = 128  # what a step of the high digit stands for; both digits are within -64..64
 LARGEST = 8191  # magnitude of x: 64 * 128 - 1
 INPUTS = 2064  # float32 holds every integer up to 2^24, and so many products of 64 x 127 sum to less
+FLOATS = ("float32", "bfloat16", "float16")  # weights that are multiplied as they are
 
 
 class Want(Struct, frozen=True):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import Scratch, Want, beside, not_cpu
+from .base import FLOATS, Scratch, Want, beside, not_cpu
 
 TILE = 8  # rows
 
@@ -25,7 +25,7 @@ class Reference:
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        if want.weights not in ("float32", "bfloat16", "float16"):
+        if want.weights not in FLOATS:
             return f"is for float weights, not {want.weights}"
         return not_cpu(want)
 
