@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from trine.core.types import Share
 from trine.kernels.attention.base import Bounds, Limits, Step, Want
-from trine.kernels.attention.triton import Tree
+from trine.kernels.attention.triton import Tree, Tuning
 from trine.platforms.cpu import Cpu
 
 SLOTS = 12
@@ -106,9 +106,14 @@ def attend(backend: Tree, world: World, rows: list[tuple[int, int]], q: torch.Te
 
 
 def check(
-    world: World, rows: list[tuple[int, int]], near: float = 1e-5, dtype: Any = torch.float32, **more: Any
+    world: World,
+    rows: list[tuple[int, int]],
+    near: float = 1e-5,
+    dtype: Any = torch.float32,
+    tuning: Any = None,
+    **more: Any,
 ) -> None:
-    backend = tree(world)
+    backend = tree(world, tuning=tuning)
     backend.share(world.shares)
     q = torch.randn(sum(count for _, count in rows), world.want.heads, world.want.head_dim).to(dtype)
     found, step = attend(backend, world, rows, q, **more)
@@ -149,7 +154,8 @@ def test_many_rows_of_all_lengths(seed: int) -> None:
     check(world, [(slot, 1) for slot in slots])
 
 
-def test_groups_of_all_sizes_nested_with_members_elsewhere() -> None:
+@pytest.mark.parametrize("tuning", [None, Tuning(block=16, tile=16, shared_block=16, shared_warps=8)])
+def test_groups_of_all_sizes_nested_with_members_elsewhere(tuning: Tuning | None) -> None:
     world = World(want(heads=8, kv_heads=2))
     world.common([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0, 5)  # more than one tile of 8 seats
     world.common([1, 2, 3, 4], 5, 6)
@@ -157,7 +163,9 @@ def test_groups_of_all_sizes_nested_with_members_elsewhere() -> None:
     world.common([2, 3], 11, 1)
     for slot in range(1, 11):
         world.fill(slot, world.lengths[slot] + slot % 4)
-    check(world, [(slot, 1) for slot in (4, 2, 9, 3, 7)])  # others of their runs are not in this step
+    check(
+        world, [(slot, 1) for slot in (4, 2, 9, 3, 7)], tuning=tuning
+    )  # others of their runs are not in this step
 
 
 def test_a_row_may_have_nothing_of_its_own_or_less_than_was_said() -> None:

@@ -34,11 +34,15 @@ class Tuning(NamedTuple):
     """How the kernels are cut. Measured on an H200 with heads 32/8/128; others take the same."""
 
     block: int = 64  # positions in one product
-    tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
+    stages: int = 3  # how far reading runs ahead
     warps: int = 4
-    stages: int = 3  # of the rows' own positions
-    shared_stages: int = 3
     each: int = 2  # programs for each multiprocessor
+    tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
+    shared_block: int = 64
+    shared_stages: int = 3
+    shared_warps: int = 0  # 0: rows' own positions and shared runs are one launch, of as many programs
+    shared_each: int = 1  # else
+    registers: int = 0  # of a thread of that launch, at most; 0: as the compiler likes
     least: int = 1  # blocks of a program, at least
     prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
     join: int = 4  # parts that are merged at a time
@@ -89,7 +93,11 @@ class Tree:
         self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
         self.tuning = tuning or _tune(want, facts)
         self.shared = not want.window and not want.invariant
-        self.programs = self.tuning.each * facts.cores if facts.kind != "cpu" else 5
+        tuning = self.tuning
+        cores = facts.cores if facts.kind != "cpu" else 5
+        self.split = self.shared and tuning.shared_warps > 0
+        self.programs = tuning.each * cores
+        self.programs2 = tuning.shared_each * cores if self.split else self.programs
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._shape()
         self._reserve(platform.device() if facts.kind != "cpu" else torch.device("cpu"))
@@ -132,11 +140,11 @@ class Tree:
 
         self.shares, self.head = table(width), table(16)
         self.rows, self.list, self.desk = table(rows, 4), table(rows + 2, 8), table(self.programs, 8)
-        self.tiles, self.list2, self.desk2 = table(self.T, 4), table(self.T + 2, 8), table(self.programs, 8)
+        self.tiles, self.list2, self.desk2 = table(self.T, 4), table(self.T + 2, 8), table(self.programs2, 8)
         self.seats, self.row_of = table(self.T, self.TM), table(self.S)
         self.prompts = table(-(-tokens // (self.prompt // self.G)) + rows, 2)
         lines = 1 if want.invariant else (rows * want.kv_heads + self.programs) * self.G
-        lines2 = (self.T * want.kv_heads + self.programs) * self.tile if self.shared else 1
+        lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.shared else 1
 
         def parts(lines: int, width: int) -> Tensor:
             return torch.empty(lines, width, dtype=torch.float32, device=device)
@@ -160,7 +168,7 @@ class Tree:
             self.plans.plan_singles[(1,)](
                 step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
                 self.list2, self.desk2, self.seats, self.row_of, step.singles, self.programs,
-                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N=self._block(),
+                self.programs2,                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N1=self._block(), N2=self.tuning.shared_block,
                 LEAST=self.tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
                 SHARED=self.shared, WHOLE=self.want.invariant, PDL=self.modern, num_warps=8, **self.options,
             )  # fmt: skip
@@ -192,14 +200,23 @@ class Tree:
 
     def _parts(self, q: Tensor, k: Tensor, v: Tensor, step: Step, out: Tensor, sink: Tensor) -> None:
         tuning, pages = self.tuning, step.pages[self.group]
-        invariant = self.want.invariant
-        self.kernels.parts[(self.programs,)](
+        given = (
             q, k, v, pages, out, sink, self.head, self.list, self.desk, self.list2, self.desk2, self.seats,
             self.values, self.sums, self.values2, self.sums2, q.stride(0), pages.stride(0), k.stride(0),
-            k.stride(1), k.stride(2), self.scale, M1=self.places, M2=self.tile, N=self._block(),
-            SHARED=self.shared, WHOLE=invariant, STAGES1=tuning.stages, STAGES2=tuning.shared_stages,
-            PDL=self.modern, num_warps=self._warps() if invariant else tuning.warps, **self.read, **self.options,
+            k.stride(1), k.stride(2), self.scale,
         )  # fmt: skip
+        options = self.read | self.options | {
+            "M1": self.places, "M2": self.tile, "N1": self._block(), "N2": tuning.shared_block,
+            "WHOLE": self.want.invariant, "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "PDL": self.modern,
+        }  # fmt: skip
+        if tuning.registers:
+            options["maxnreg"] = tuning.registers
+        warps = self._warps() if self.want.invariant else tuning.warps
+        launch = self.kernels.parts
+        if self.split:
+            launch[(self.programs2,)](*given, KIND=2, num_warps=tuning.shared_warps, **options)
+        kind = 1 if self.split else 0 if self.shared else 3
+        launch[(self.programs,)](*given, KIND=kind, num_warps=warps, **options)
 
     def _merge(self, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
         self.kernels.merge[(plan.singles, self.want.kv_heads)](
@@ -287,12 +304,14 @@ def _tune(want: Want, facts: Any) -> Tuning:
     """Wide heads take smaller blocks, so that what is on its way fits in a multiprocessor's memory."""
     wide = max(16, _power(want.head_dim)) * (2 if want.dtype == "float32" else 1)
     if facts.kind == "cpu":
-        return Tuning(block=16, tile=32, each=1, prompt=(32, 16, 4, 1), stages=1, shared_stages=1)
+        return Tuning(
+            block=16, stages=1, each=1, tile=32, shared_block=32, shared_stages=1, prompt=(32, 16, 4, 1)
+        )
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        return Tuning(block=block, prompt=(64, block, 4, 2), stages=2, shared_stages=2)
+        return Tuning(block=block, stages=2, shared_block=block, shared_stages=2, prompt=(64, block, 4, 2))
     if wide > 128:
-        return Tuning(block=32, prompt=(128, 32, 8, 2), each=2)
+        return Tuning(block=32, shared_block=32, prompt=(128, 32, 8, 2))
     return Tuning()
 
 

@@ -190,35 +190,47 @@ def parts(
     Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, LIST2, DESK2, SEATS, VALUES1, SUMS1, VALUES2, SUMS2,
     q_stride, pages_stride, page_stride, place_stride, head_stride, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, M1: tl.constexpr,
-    M2: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    EXACT: tl.constexpr, SHARED: tl.constexpr, WHOLE: tl.constexpr, STAGES1: tl.constexpr, STAGES2: tl.constexpr,
-    PDL: tl.constexpr,
+    M2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, STAGES1: tl.constexpr, STAGES2: tl.constexpr,
+    KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """As many programs as the plan was made for."""
+    """As many programs as the plan was made for.
+
+    KIND 0: all in one launch; 3: there are no shared runs. Or two launches whose programs share multiprocessors:
+    first 2, the shared runs, then 1, the rows' own. The latter needs nothing of the former, so it waits only at its
+    end, for `merge`; when it starts, all programs of the former have waited for what came before."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
+        if KIND != 1:
+            tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if SHARED:
+    if KIND == 1 or KIND == 3:
+        _private(
+            Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
+            place_stride, head_stride, scale,
+            H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
+        )  # fmt: skip
+    elif KIND == 2:
+        _shared(
+            Q, K, V, PAGES, HEAD, LIST2, DESK2, SEATS, VALUES2, SUMS2, q_stride, pages_stride, page_stride,
+            place_stride, head_stride, scale, H, G, D, DP, PAGE, M2, N2, SOFTCAP, EXACT, STAGES2,
+        )  # fmt: skip
+    else:
         late = tl.program_id(0) * 2 >= tl.num_programs(0)
         for turn in range(2):
             if (turn == 1) == late:
                 _shared(
                     Q, K, V, PAGES, HEAD, LIST2, DESK2, SEATS, VALUES2, SUMS2, q_stride, pages_stride,
                     page_stride, place_stride, head_stride, scale,
-                    H, G, D, DP, PAGE, M2, N, SOFTCAP, EXACT, STAGES2,
+                    H, G, D, DP, PAGE, M2, N2, SOFTCAP, EXACT, STAGES2,
                 )  # fmt: skip
             else:
                 _private(
                     Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride,
                     page_stride, place_stride, head_stride, scale,
-                    H, G, D, DP, PAGE, M1, N, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
+                    H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
                 )  # fmt: skip
-    else:
-        _private(
-            Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride,
-            page_stride, place_stride, head_stride, scale,
-            H, G, D, DP, PAGE, M1, N, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
-        )  # fmt: skip
+    if PDL and KIND == 1:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -366,7 +378,14 @@ def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, whole: bool = False) -
     types, constants = _read(kv, HD)
     tables = ("HEAD", "LIST1", "DESK1", "LIST2", "DESK2", "SEATS")
     types |= dict.fromkeys(tables, "*i32") | dict.fromkeys(("VALUES1", "SUMS1", "VALUES2", "SUMS2"), "*fp32")
-    constants |= {"M1": 64 if whole else 16, "M2": 64, "N": N, "SHARED": not whole, "WHOLE": whole}
+    constants |= {
+        "M1": 64 if whole else 16,
+        "M2": 64,
+        "N1": N,
+        "N2": N,
+        "KIND": 3 if whole else 0,
+        "WHOLE": whole,
+    }
     constants |= {"STAGES1": 2, "STAGES2": 2}
     targets = tuple(t for t in TARGETS if kv == "*bf16" or t[1] in (90, 100))  # older ones have other fp8
     return Sample(parts, types, constants, {"num_warps": 4}, targets)

@@ -23,9 +23,9 @@ from . import Sample
 
 @triton.jit
 def plan_singles(
-    SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, n, programs,
-    H: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TM: tl.constexpr, DEPTH: tl.constexpr, N: tl.constexpr,
-    LEAST: tl.constexpr, RB: tl.constexpr, TB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr,
+    SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, n, programs, programs2,
+    H: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TM: tl.constexpr, DEPTH: tl.constexpr, N1: tl.constexpr,
+    N2: tl.constexpr, LEAST: tl.constexpr, RB: tl.constexpr, TB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr,
     WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program. `n` rows of one token each; SHARE as `share` in the backend lays it out.
@@ -39,7 +39,7 @@ def plan_singles(
             s = s0 + tl.arange(0, RB)
             tl.store(ROWOF + s, tl.full([RB], -1, tl.int32), mask=s < S)
         tl.debug_barrier()
-    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, N, RB, WINDOW, SHARED, WHOLE)
+    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, N1, RB, WINDOW, SHARED, WHOLE)
     tl.debug_barrier()
     chunk = tl.maximum(tl.cdiv(blocks * H, programs), LEAST)
     tl.store(HEAD, blocks * H)
@@ -48,9 +48,9 @@ def plan_singles(
     if SHARED:
         tiles = tl.load(SHARE)
         runs = SHARE + 16 + (2 + DEPTH) * S
-        listed, blocks = _tiles(runs, ROWOF, TILES, LIST2, SEATS, tiles, T, TM, N, TB)
+        listed, blocks = _tiles(runs, ROWOF, TILES, LIST2, SEATS, tiles, T, TM, N2, TB)
         tl.debug_barrier()
-        chunk = tl.maximum(tl.cdiv(blocks * H, programs), LEAST)
+        chunk = tl.maximum(tl.cdiv(blocks * H, programs2), LEAST)
         tl.store(HEAD + 2, blocks * H)
         tl.store(HEAD + 3, chunk)
         _spread(LIST2, DESK2, listed, chunk, H, RB)
@@ -210,7 +210,7 @@ def samples() -> list[Sample]:
     return [
         Sample(
             plan_singles,
-            dict.fromkeys(tables, "*i32") | {"n": "i32", "programs": "i32"},
+            dict.fromkeys(tables, "*i32") | {"n": "i32", "programs": "i32", "programs2": "i32"},
             shape | {"SHARED": True, "WHOLE": False},
             {"num_warps": 8},
         ),
