@@ -206,7 +206,7 @@ def test_any_schedule_gives_the_same_tokens(name: str, path: Path, alone: Said) 
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_other_arithmetic(dtype: str, kept: torch.dtype, path: Path) -> None:
     requests = make_requests()[:7]
-    plan = make_plan(path, dtype=dtype, product="reference")
+    plan = make_plan(path, dtype=dtype, kv_dtype=dtype, product="reference")
     apart: Said = {}
     with Running(plan) as running:
         for request in requests:

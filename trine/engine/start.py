@@ -15,6 +15,9 @@ from trine.config import Config
 from trine.core.messages import Ready
 
 if TYPE_CHECKING:
+    from trine.executor.base import Executor
+    from trine.plan import Plan
+
     from .engine import Engine
 
 
@@ -26,18 +29,17 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
     def lap(name: str) -> None:
         seconds[name] = time.monotonic() - began - sum(seconds.values())
 
-    from trine.executor.local import LocalExecutor
     from trine.plan import resolve
     from trine.registry import get
-    from trine.runtime.worker import Worker
 
     lap("import")
     plan = resolve(config, path)
     lap("plan")
-    executor = LocalExecutor(lambda: Worker(plan))
+    executor = _executor(plan)
     seconds |= executor.call("seconds")[0]
 
     from trine.cache.manager import Cache
+    from trine.scheduler.mix import Mix
     from trine.scheduler.scheduler import Scheduler
 
     from .engine import Engine
@@ -49,6 +51,7 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
         max_len=plan.max_model_len,
         policy=get("scheduler.policies", plan.policy)(),
         capacity=plan.capacity,
+        mix=Mix(round(plan.ridge), plan.reach) if plan.ridge else None,
     )
     engine = Engine(scheduler, executor, eos=plan.eos, vocab=plan.vocab, depth=plan.depth)
     lap("engine")
@@ -64,3 +67,15 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
         plan=[(choice.name, choice.value, choice.why) for choice in plan.choices],
         seconds={name: round(value, 3) for name, value in seconds.items()},
     )
+
+
+def _executor(plan: Plan) -> Executor:
+    """A device that works by itself is only given orders; a CPU gets a thread."""
+    from trine.executor.direct import DirectExecutor
+    from trine.executor.local import LocalExecutor
+    from trine.registry import get
+    from trine.runtime.worker import Worker
+
+    if get("platforms", plan.platform).asynchronous:
+        return DirectExecutor(lambda: Worker(plan))
+    return LocalExecutor(lambda: Worker(plan))

@@ -98,8 +98,9 @@ class Decoder(nn.Module):
         turn = self.rope(step.positions)
         for block in self.blocks:
             x, residual = block(x, residual, turn, step)
-        if not len(step.wanted):
-            return x.new_empty(0, self.config.vocab_size)  # chunks of prompts only
-        assert residual is not None, "a model has at least one block"
-        x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+        if step.wanted is not None:
+            if not len(step.wanted):
+                return x.new_empty(0, self.config.vocab_size)  # chunks of prompts only
+            assert residual is not None, "a model has at least one block"
+            x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
         return self.head(self.norm(x, residual)[0])

@@ -1,11 +1,14 @@
-"""Batch -> Step -> model -> logits. One ragged layout for every kind of row.
+"""Rows of the table -> Step -> model -> logits. One ragged layout for every kind of row.
 
-It knows the table's arithmetic and nothing of what a model or a backend does with a step.
+A step in which every row computes and samples one token is the same work for any rows: it is gathered on the
+device from the slots alone, and may be a recorded graph. It knows nothing of what a model or a backend does with
+a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,52 +16,65 @@ from torch import Tensor
 from trine.core.types import Row
 from trine.kernels.attention.base import Attention, Bounds, Step
 
+from .graphs import Graphs
 from .table import Table
 
 
 class Runner:
-    """Runs rows of the table through the model."""
+    """Runs rows of the table through the model.
 
-    def __init__(self, table: Table, attention: list[Attention], model: Callable[[Step], Tensor]) -> None:
-        self.table = table
+    `graph` (platforms.base.Graph, or None) records steps of single tokens for `buckets` of rows."""
+
+    def __init__(
+        self,
+        table: Table,
+        attention: list[Attention],
+        model: Callable[[Step], Tensor],
+        graph: Any = None,
+        buckets: Sequence[int] = (),
+    ) -> None:
+        self.table, self.model = table, model
         self.attention = attention  # by KV group
-        self.model = model
+        device = table.state.arena.device
+        self.graphs = Graphs(self._singles, graph, list(buckets), device) if graph and buckets else None
+        count = max(buckets, default=0)
+        self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
 
     def run(self, rows: list[Row]) -> Tensor:
-        """Logits [rows that sample, vocab] float32; the rows' tokens then have KV."""
-        step = self.prepare(rows)
-        step = step._replace(attention=[backend.plan(step) for backend in self.attention])
-        logits = self.model(step)
-        self.table.computed[step.slots] = step.lengths
-        for row in rows:
-            self.table.reach[row.slot] += row.count
-        return logits
+        """Logits [rows that sample, vocab] float32; the rows' tokens then have KV. Rows of one token come first."""
+        if self.graphs and all(row.count == 1 and row.sample for row in rows):
+            bucket = self.graphs.bucket(len(rows))
+            if bucket is not None:
+                slots = self.table.slots([row.slot for row in rows], bucket)
+                self.table.reached(rows)
+                return self.graphs.logits(slots, len(rows))
+        return self._model(self.table.gather(rows))
 
-    def prepare(self, rows: list[Row]) -> Step:
-        """What the model sees, gathered from the table."""
-        table, device = self.table, self.table.known.device
-        each = [row.count for row in rows]
-        total, length = sum(each), max(table.reach[row.slot] + row.count for row in rows)
-        singles = each.count(1)
-        slots = torch.tensor([row.slot for row in rows], device=device)
-        counts = torch.tensor(each, device=device)
-        starts = torch.zeros(len(rows) + 1, dtype=torch.int64, device=device)
-        torch.cumsum(counts, 0, out=starts[1:])
-        computed = table.computed[slots]
-        owner = torch.repeat_interleave(counts, output_size=total)  # [tokens] the row of each
-        positions = torch.arange(total, device=device) + (computed - starts[:-1])[owner]
-        owners = slots[owner]
-        place, offset = positions // table.page_size, positions % table.page_size
-        return Step(
-            ids=table.tokens[owners, positions].long(),
-            positions=positions,
-            write=[pages[owners, place] * table.page_size + offset for pages in table.pages],
-            starts=starts,
-            lengths=computed + counts,
-            pages=table.pages,
-            wanted=starts[1:][torch.tensor([row.sample for row in rows], device=device)] - 1,
-            slots=slots,
-            singles=singles,
-            attention=[],
-            bound=Bounds(total, max(each), length),
+    def warm(self) -> int:
+        """Record all graphs there may be; how many there are."""
+        if self.graphs is None:
+            return 0
+        return self.graphs.warm(lambda bucket: self.table.slots([], bucket))
+
+    def _singles(self, slots: Tensor) -> Tensor:
+        """Logits [slots, vocab] of each slot's next token. No number of it is known to the host."""
+        rows, table = len(slots), self.table
+        seen = table.singles(slots)
+        return self._model(
+            Step(
+                ids=seen.ids,
+                positions=seen.positions,
+                write=seen.write,
+                starts=self.starts[: rows + 1],
+                lengths=seen.lengths,
+                pages=table.pages,
+                wanted=None,
+                slots=slots,
+                singles=rows,
+                attention=[],
+                bound=Bounds(rows, 1, table.max_len),
+            )
         )
+
+    def _model(self, step: Step) -> Tensor:
+        return self.model(step._replace(attention=[backend.plan(step) for backend in self.attention]))

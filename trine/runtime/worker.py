@@ -1,7 +1,8 @@
 """One worker: builds everything from a Plan, then does what batches say.
 
-It decides nothing and remembers no request: what it needs of a tenant is in the table. Its
-methods are called in order, all on one thread.
+It decides nothing and remembers no request: what it needs of a tenant is in the table. Its methods are called
+in order, all on one thread, but for `wait`, which any thread may call. On a platform that is asynchronous
+nothing but `wait` and `result` waits for the device.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 import trine.registry as registry
-from trine.core.types import Batch, Result
+from trine.core.types import Batch, Result, Row
 from trine.errors import Unsupported
-from trine.kernels.attention.base import Attention, Want
+from trine.kernels.attention.base import Attention, Limits, Want
 from trine.layers.make import Maker
 from trine.loader import checkpoint, weights
 from trine.models.decoder import Decoder
@@ -24,16 +26,27 @@ from trine.parallel.mesh import Mesh
 from trine.plan import Plan
 
 from .runner import Runner
-from .sampler import Sampler
+from .sampler import Pending, Sampler
 from .store import KV, Store
 from .table import Table
 
 
-class Waiting(NamedTuple):
+class Flight(NamedTuple):
     """A step that was computed and not sampled."""
 
+    rows: list[Row]  # those of one token first
+    order: list[int]  # of them, their places in the batch
     logits: Tensor  # [rows that sample, vocab] float32
-    seconds: float
+    start: Any  # platforms.base.Event
+
+
+class Landing(NamedTuple):
+    """A step whose tokens are on their way."""
+
+    order: list[int]
+    pending: Pending
+    start: Any
+    end: Any
 
 
 class Worker:
@@ -50,23 +63,27 @@ class Worker:
         family, source = registry.family(plan.family), checkpoint.open(Path(plan.path))
         config = family.Config.from_dict(source.config)
         kv: list[KV] = config.kv()
-        kept = torch.bfloat16 if plan.dtype == "bfloat16" else torch.float32
-        self.store = Store(kv, plan.layer_groups, plan.groups, plan.page_size, kept, self.device)
-        clock.lap("kv")
-        attention = self._attention(config, kv)
-        self.model: Decoder = family.Model(config, self._maker(attention))
-        clock.lap("model")
-        if plan.load_format == "dummy":
-            weights.dummy(self.model, plan.seed)
-        else:
-            weights.fill(self.model, source)
+        with self.device:  # whatever is made inside is made there
+            self.store = Store(
+                kv, plan.layer_groups, plan.groups, plan.page_size, getattr(torch, plan.kv_dtype), self.device
+            )
+            clock.lap("kv")
+            self.attention = self._attention(config, kv)
+            self.model: Decoder = family.Model(config, self._maker())
+            clock.lap("model")
+            if plan.load_format == "dummy":
+                weights.dummy(self.model, plan.seed)
+            else:
+                weights.fill(self.model, source)
+        self.platform.synchronize()
         clock.lap("load")
-        slots = plan.max_num_seqs + 1
-        self.table = Table(slots, plan.max_model_len, plan.page_size, len(plan.groups), self.device)
-        self.runner = Runner(self.table, attention, self.model)
-        self.sampler = Sampler(self.table, registry.get("kernels.sampling", "reference")())
-        self.waiting: dict[int, Waiting] = {}
-        self.results: dict[int, Result] = {}
+        self.table = self._table()
+        graph = self.platform.graph() if plan.graphs else None
+        self.runner = Runner(self.table, self.attention, self.model, graph, plan.graphs)
+        self.sampler = Sampler(self.table, registry.get("kernels.sampling", plan.sampling)(), self.platform)
+        self.flying: dict[int, Flight] = {}
+        self.landing: dict[int, Landing] = {}
+        self.last: Any = None  # event at the end of the step before
         clock.lap("table")
         self.seconds = clock.seconds
 
@@ -75,38 +92,77 @@ class Worker:
         """Apply the orders, and compute the logits of the rows that sample."""
         if any(row.drafts for row in batch.rows):
             raise Unsupported("a row has drafts to verify, and this worker has no drafter")
-        began = time.perf_counter()
-        self.store.copy(batch.copies)
+        start = self.platform.event()
+        start.record()
+        order = sorted(range(len(batch.rows)), key=lambda i: batch.rows[i].count > 1)
+        rows = [batch.rows[i] for i in order]
+        if batch.copies:
+            self.store.copy(batch.copies)
         self.table.apply(batch)
-        logits = self.runner.run(batch.rows)
-        self.waiting[batch.step] = Waiting(logits, time.perf_counter() - began)
+        if batch.shares is not None:
+            for backend in self.attention:
+                backend.share(batch.shares)
+        self.flying[batch.step] = Flight(rows, order, self.runner.run(rows), start)
 
     @torch.inference_mode()
     def sample(self, batch: Batch, masks: list[list[int] | None] | None) -> None:
         """Choose the tokens of a batch that was computed; `masks` are by row."""
-        began = time.perf_counter()
-        logits, seconds = self.waiting.pop(batch.step)
-        result = self.sampler.sample(batch.step, batch.rows, logits, masks)
-        result.seconds = seconds + time.perf_counter() - began
-        self.results[batch.step] = result
+        rows, order, logits, start = self.flying.pop(batch.step)
+        mine = None if masks is None else [masks[i] for i in order]
+        pending = self.sampler.sample(batch.step, rows, logits, mine)
+        end = self.platform.event()
+        end.record()
+        self.landing[batch.step] = Landing(order, pending, start, end)
+
+    def done(self, step: int) -> bool:
+        """Whether `result` would not wait."""
+        return self.landing[step].end.done()
+
+    def wait(self, step: int) -> None:
+        """Until `result` would not wait. From any thread."""
+        if landing := self.landing.get(step):
+            landing.end.wait()
 
     def result(self, step: int) -> Result:
         """Take the result of a step that was sampled."""
-        return self.results.pop(step)
+        order, pending, start, end = self.landing[step]
+        end.wait()
+        result = pending.result()
+        del self.landing[step]
+        idle = max(0.0, start.since(self.last)) if self.last is not None else 0.0
+        self.last = end
+        return replace(_ordered(result, order), seconds=end.since(start), idle=idle)
 
+    @torch.inference_mode()
     def call(self, name: str, **values: Any) -> Any:
-        """Something rare: "seconds" of the start, by phase; "memory": bytes of KV, and free on the device."""
+        """Something rare: "seconds" of the start, by phase; "memory": bytes of KV, and free on the device; "warm":
+        record all graphs there may be, gives how many."""
         match name:
             case "seconds":
                 return dict(self.seconds)
             case "memory":
                 return {"kv": self.store.bytes, "free": self.platform.memory()[0]}
+            case "warm":
+                return self.runner.warm()
             case _:
-                raise Unsupported(f"a worker knows no {name!r}; it knows: memory, seconds")
+                raise Unsupported(f"a worker knows no {name!r}; it knows: memory, seconds, warm")
+
+    def _table(self) -> Table:
+        plan = self.plan
+        return Table(
+            plan.max_num_seqs + 1,
+            plan.max_model_len,
+            plan.page_size,
+            len(plan.groups),
+            self.device,
+            registry.get("kernels.table", plan.table)(),
+            self.platform,
+        )
 
     def _attention(self, config: Any, kv: list[KV]) -> list[Attention]:
         """The backend of each KV group."""
         plan, found = self.plan, []
+        limits = Limits(plan.max_num_seqs, plan.max_num_seqs + 1, plan.max_model_len, plan.budget)
         for index, group in enumerate(plan.groups):
             kept = kv[plan.layer_groups.index(index)]
             want = Want(
@@ -114,26 +170,38 @@ class Worker:
                 kv_heads=kept.kv_heads,
                 head_dim=kept.head_dim,
                 page_size=plan.page_size,
+                dtype=plan.activations,
                 kv_dtype=str(self.store.groups[index].dtype).removeprefix("torch."),
                 window=group.window,
                 invariant=plan.batch_invariant,
-                device=self.device.type,
+                device=self.platform.name,
             )
             backend = registry.get("kernels.attention", plan.attention)
-            found.append(backend(want, self.store, self.platform, index))
+            found.append(backend(want, self.store, self.platform, index, limits))
         return found
 
-    def _maker(self, attention: list[Attention]) -> Maker:
+    def _maker(self) -> Maker:
         plan = self.plan
-        by_layer = [attention[group] for group in plan.layer_groups]
         return Maker(
             plan.dtype,
             plan.product,
             self.mesh,
-            by_layer,
+            [self.attention[group] for group in plan.layer_groups],
             max_len=plan.max_model_len,
             invariant=plan.batch_invariant,
+            fused=plan.fused,
+            activations=plan.activations,
+            device=self.platform.name,
         )
+
+
+def _ordered(result: Result, order: list[int]) -> Result:
+    """By row of the batch, from by row as it was computed."""
+    if order == list(range(len(order))):
+        return result
+    places = sorted(range(len(order)), key=order.__getitem__)
+    lists = {name: getattr(result, name) for name in ("tokens", "logprobs", "errors")}
+    return replace(result, **{k: v and [v[i] for i in places] for k, v in lists.items()})
 
 
 class Clock:

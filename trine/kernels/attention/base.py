@@ -41,7 +41,7 @@ class Step(NamedTuple):
     starts: Tensor  # [rows + 1]                  where each row begins in the tokens
     lengths: Tensor  # [rows]                     positions visible to the row's last query
     pages: list[Tensor]  # by group: [slots, pages]  the page table of every slot, also of those not here
-    wanted: Tensor  # [samples]                   which tokens want logits
+    wanted: Tensor | None  # [samples]            which tokens want logits; None: all
     slots: Tensor  # [rows]
     singles: int  # rows of exactly one token: they come first; all others have more
     attention: list[Any]  # by group: what the backend's own `plan` made of this step

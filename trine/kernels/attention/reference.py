@@ -90,9 +90,9 @@ class Reference:
         self, want: Want, store: Store, platform: Any = None, group: int = 0, limits: Limits | None = None
     ) -> None:
         self.want, self.store, self.group = want, store, group
-        self.share = want.heads // want.kv_heads  # query heads of one KV head
+        self.ratio = want.heads // want.kv_heads  # query heads of one KV head
         self.tile = 1  # positions
-        while self.tile * self.share < ROWS:
+        while self.tile * self.ratio < ROWS:
             self.tile *= 2
         self.tiles = RUN // self.tile  # of a run
         self.scale = want.head_dim**-0.5 if want.scale is None else want.scale
@@ -125,7 +125,7 @@ class Reference:
     def _short(self, batch: Batch, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
         """[tokens * heads, head_dim] of a batch. `keys` and `values` are [positions * kv_heads, head_dim]."""
         dim = keys.shape[-1]
-        q = queries.index_select(0, batch.queries).view(-1, self.tile * self.share, dim)
+        q = queries.index_select(0, batch.queries).view(-1, self.tile * self.ratio, dim)
         pairs = zip(batch.bias, batch.keys, strict=True)
         scores = [self._scores(bias, q, self._take(keys, lines, RUN)) for bias, lines in pairs]
         weights = self._weights(scores)
@@ -138,19 +138,19 @@ class Reference:
         """Fills the row's part of `result`."""
         dim, heads = keys.shape[-1], len(long.queries)
         found = queries.new_empty(
-            heads, long.queries.shape[1] // (self.tile * self.share), self.tile * self.share, dim
+            heads, long.queries.shape[1] // (self.tile * self.ratio), self.tile * self.ratio, dim
         )
         for head in range(heads):
-            q = queries.index_select(0, long.queries[head]).view(-1, self.tile * self.share, dim)
+            q = queries.index_select(0, long.queries[head]).view(-1, self.tile * self.ratio, dim)
             k = self._take(keys, long.keys[head], RUN)
             v = self._take(values, long.keys[head], RUN)
             for span in long.spans:
                 self._span(
                     span, q[span.start : span.stop], k, v, long.first, found[head, span.start : span.stop]
                 )
-        found = found.view(heads, -1, self.share, dim)[:, long.skip : long.skip + long.count]
+        found = found.view(heads, -1, self.ratio, dim)[:, long.skip : long.skip + long.count]
         mine = result[long.start : long.start + long.count]
-        mine.view(long.count, heads, self.share, dim).copy_(found.transpose(0, 1))
+        mine.view(long.count, heads, self.ratio, dim).copy_(found.transpose(0, 1))
 
     def _span(self, span: Span, q: Tensor, k: Tensor, v: Tensor, first: int, result: Tensor) -> None:
         """q [tiles, tile * share, dim]; k, v [runs, RUN, dim] from run `first` on; fills `result`, like q."""
@@ -189,12 +189,12 @@ class Reference:
         if self.want.window:
             hidden |= apart >= self.want.window
         mask = torch.zeros(RUN, RUN).masked_fill_(hidden, float("-inf"))
-        mask = mask.view(self.tiles, self.tile, 1, RUN).expand(-1, -1, self.share, -1)
+        mask = mask.view(self.tiles, self.tile, 1, RUN).expand(-1, -1, self.ratio, -1)
         return mask.reshape(self.tiles, -1, RUN)
 
     def _zeros(self, tiles: int) -> Tensor:
         """The bias where nothing is hidden."""
-        return self.nothing.expand(tiles, self.tile * self.share, RUN)
+        return self.nothing.expand(tiles, self.tile * self.ratio, RUN)
 
     def _first(self, run: int) -> int:
         """The first run that a query of `run` needs: known from its own run, so that no chunk changes it."""
@@ -213,7 +213,7 @@ class Reference:
                 longs.append(self._plan_long(step, row, starts[row], first, last))
         batches = []
         for runs, rows in short.items():
-            width = max(self.want.head_dim, runs * self.tile * self.share)
+            width = max(self.want.head_dim, runs * self.tile * self.ratio)
             most = max(1, BUDGET // (RUN * self.want.kv_heads * width))
             batches += [self._plan_batch(step, rows[i : i + most], runs) for i in range(0, len(rows), most)]
         return Plan(batches, longs, whole=len(batches) == 1 and not longs)
@@ -249,7 +249,7 @@ class Reference:
         bounds = torch.tensor([begin * RUN]), (end - begin) * RUN, torch.tensor([first]), torch.tensor([last])
         spans = []
         for run in range(first // RUN, end):
-            most = max(1, BUDGET // (self.tile * self.share * RUN * (run - self._first(run) + 1)))
+            most = max(1, BUDGET // (self.tile * self.ratio * RUN * (run - self._first(run) + 1)))
             stop = min(tiles.stop, (run + 1) * self.tiles)
             for t in range(max(tiles.start, run * self.tiles), stop, most):
                 spans.append(Span(run, t - tiles.start, min(t + most, stop) - tiles.start, t % self.tiles))
@@ -265,7 +265,7 @@ class Reference:
 
     def _heads(self) -> Tensor:
         """[kv_heads, 1, share]: the query heads of each KV head."""
-        return torch.arange(self.want.heads).view(-1, 1, self.share)
+        return torch.arange(self.want.heads).view(-1, 1, self.ratio)
 
     def _lines(
         self, step: Step, rows: Tensor, begin: Tensor, count: int, first: Tensor, last: Tensor
