@@ -16,6 +16,7 @@ from trine.cache.manager import Cache
 from trine.core.types import Batch, Group, Join, Logprob, Request, Row, Sampling
 from trine.engine.engine import Engine
 from trine.errors import Unsupported
+from trine.executor.direct import DirectExecutor
 from trine.executor.local import LocalExecutor
 from trine.plan import Plan
 from trine.registry import get
@@ -107,7 +108,8 @@ class Running:
     """An engine over a worker of its own."""
 
     def __init__(self, plan: Plan, worker: Callable[[Plan], Worker] = Worker) -> None:
-        self.executor = LocalExecutor(lambda: worker(plan))
+        direct = get("platforms", plan.platform).asynchronous
+        self.executor = (DirectExecutor if direct else LocalExecutor)(lambda: worker(plan))
         scheduler = Scheduler(
             Cache(plan.groups, plan.page_size),
             slots=plan.max_num_seqs,

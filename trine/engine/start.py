@@ -35,7 +35,7 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
     lap("import")
     plan = resolve(config, path)
     lap("plan")
-    executor = _executor(plan)
+    executor = make_executor(plan)
     seconds |= executor.call("seconds")[0]
 
     from trine.cache.manager import Cache
@@ -69,7 +69,7 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
     )
 
 
-def _executor(plan: Plan) -> Executor:
+def make_executor(plan: Plan) -> Executor:
     """A device that works by itself is only given orders; a CPU gets a thread."""
     from trine.executor.direct import DirectExecutor
     from trine.executor.local import LocalExecutor
