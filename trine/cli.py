@@ -8,22 +8,32 @@ and keep their traceback.
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from .config import environment_keys
 from .errors import TrineError
-from .flags import add_flags, read
+from .flags import PEERS, add_flags, read
 from .version import __version__
 
 if TYPE_CHECKING:
     from .core.types import Sampling
 
 ENGINE_GROUPS = {"model", "memory", "scheduling", "device"}
+WRONG = 2  # exit status for flags that do not parse
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, and where to look."""
+
+    def error(self, message: str) -> NoReturn:
+        say(f"trine: {message.removeprefix('argument ')} ({self.prog} --help)", error=True)
+        sys.exit(WRONG)
 
 
 def say(text: str = "", *, end: str = "\n", error: bool = False) -> None:
@@ -35,13 +45,13 @@ def say(text: str = "", *, end: str = "\n", error: bool = False) -> None:
 
 def parser() -> argparse.ArgumentParser:
     """All commands and their flags."""
-    top = argparse.ArgumentParser(prog="trine", description="An engine for serving large language models.")
+    top = Parser(prog="trine", description="An engine for serving large language models.")
     top.add_argument("--version", action="version", version=f"trine {__version__}")
     verbs = top.add_subparsers(dest="verb", required=True, metavar="COMMAND")
 
     def verb(name: str, help: str, run: Callable[[argparse.Namespace], int]) -> argparse.ArgumentParser:
         made = verbs.add_parser(name, help=help, description=help, allow_abbrev=False)
-        made.set_defaults(run=run)
+        made.set_defaults(run=run, parser=made)
         return made
 
     add_flags(verb("serve", "serve a model over HTTP", serve))
@@ -92,13 +102,14 @@ def _sampling(made: argparse.ArgumentParser) -> None:
 
 
 def _bench(verbs: Any) -> None:
-    made = verbs.add_parser("bench", help="measure a running server").add_subparsers(
+    made = verbs.add_parser("bench", help="measure a running server, or the engine alone").add_subparsers(
         dest="what", required=True, metavar="WHAT"
     )
+    _bench_offline(made)
     serving = made.add_parser(
         "serve", help="open-loop load on an OpenAI-compatible server", allow_abbrev=False
     )
-    serving.set_defaults(run=bench)
+    serving.set_defaults(run=bench, parser=serving)
     add = serving.add_argument
     add("--url", "--base-url", default="http://127.0.0.1:8000", help="the server (default: %(default)s)")
     add("--model", default=None, help="default: the first that the server lists")
@@ -135,6 +146,24 @@ def _bench(verbs: Any) -> None:
     add("--timeout", type=float, default=600.0, help="seconds for one request (default: %(default)s)")
     add("--seed", type=int, default=0)
     add("--result", "--result-filename", type=Path, default=None, help="write JSON here")
+
+
+def _bench_offline(kinds: Any) -> None:
+    made = kinds.add_parser(
+        "offline", help="seeded workloads on the engine in this process", allow_abbrev=False
+    )
+    made.set_defaults(run=bench_offline, parser=made)
+    add_flags(made, groups=ENGINE_GROUPS)
+    add = made.add_argument_group("workload").add_argument
+    add("--workload", required=True, metavar="NAME[,NAME]", help="w1, w2, w3, w3l, w4, w5, w7: docs/bench.md")
+    add("--repeat", type=_positive, default=1, help="runs of each; the median counts (default: %(default)s)")
+    add("--save", type=Path, default=None, metavar="FILE", help="write JSON here")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"a number from 1 to 1000 is wanted, found {text!r}")
+    return int(text)
 
 
 def serve(given: argparse.Namespace) -> int:
@@ -307,6 +336,24 @@ def bench(given: argparse.Namespace) -> int:
     return 0 if result["failed"] == 0 else 1
 
 
+def bench_offline(given: argparse.Namespace) -> int:
+    """Measure the engine alone; a line for each result, all of it to a file if asked."""
+    from .bench.offline import parse, run
+    from .bench.serve import save
+    from .engine.start import start
+    from .loader.fetch import locate
+
+    config = read(given)
+    works = parse(given.workload)
+    with progress(f"fetching {config.model}") as update:
+        path = locate(config.model, config.revision, update)
+    result = run(config, path, works, start, repeat=given.repeat, tell=say)
+    if given.save:
+        save(result, given.save)
+        say(f"written to {given.save}")
+    return 0
+
+
 def pull(given: argparse.Namespace) -> int:
     from .loader.fetch import locate
 
@@ -356,9 +403,22 @@ def progress(what: str, *, show: bool = True) -> Iterator[Callable[[int, int], N
         bar.stop()
 
 
+def _unknown(word: str, made: argparse.ArgumentParser) -> str:
+    """What to say of a word that no flag of this command takes."""
+    name = word.partition("=")[0]
+    if not name.startswith("-"):
+        return f"what is {word!r} for? It belongs to no option"
+    if name in PEERS:
+        return f"there is no {name}: {PEERS[name]}"
+    near = difflib.get_close_matches(name, list(made._option_string_actions), 1)
+    return f"there is no option {name}{f'; did you mean {near[0]}?' if near else ''}"
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The entry point. Exit status 1 for what Trine refuses, 2 for flags that do not parse."""
-    given = parser().parse_args(arguments)
+    given, unknown = parser().parse_known_args(arguments)
+    if unknown:
+        given.parser.error(_unknown(unknown[0], given.parser))
     try:
         status = given.run(given)
     except TrineError as error:

@@ -23,6 +23,49 @@ from .registry import names
 FILE_BYTES = 1024 * 1024  # of a config file
 NAME_CHARS = 1024  # of a model's name or path
 
+# Flags of other engines that ask for nothing here, and what to do instead.
+ALWAYS, NEVER, ALONE = (
+    "it is always so, leave it out",
+    "it cannot be had, leave it out",
+    "this is one process on one device, leave it out",
+)
+PEERS = {
+    "--trust-remote-code": "code that comes with a model is never run, leave it out",
+    "--enable-prefix-caching": ALWAYS,
+    "--no-enable-prefix-caching": "the prefix cache is part of the engine, leave it out",
+    "--disable-radix-cache": "the prefix cache is part of the engine, leave it out",
+    "--enable-chunked-prefill": ALWAYS,
+    "--no-enable-chunked-prefill": "prompts are always computed in chunks, leave it out",
+    "--enable-mixed-chunk": ALWAYS,
+    "--async-scheduling": "steps overlap by --depth 2, the default on a GPU",
+    "--disable-overlap-schedule": "give --depth 1",
+    "--cuda-graph-max-bs": "graphs are captured up to --max-num-seqs; --enforce-eager makes none",
+    "--cuda-graph-bs": "graphs are captured up to --max-num-seqs; --enforce-eager makes none",
+    "--cuda-graph-sizes": "graphs are captured up to --max-num-seqs; --enforce-eager makes none",
+    "--compilation-config": "nothing is compiled by torch, leave it out",
+    "-O": "nothing is compiled by torch, leave it out",
+    "--swap-space": NEVER,
+    "--cpu-offload-gb": NEVER,
+    "--quantization": "what a checkpoint is stored in is read from it; --dtype int8 quantizes on a CPU",
+    "--tokenizer": "the tokenizer is read from the model's folder",
+    "--skip-tokenizer-init": "LLM.generate takes token ids; with --load-format dummy no tokenizer is needed",
+    "--pipeline-parallel-size": ALONE,
+    "-pp": ALONE,
+    "--data-parallel-size": ALONE,
+    "-dp": ALONE,
+    "--dp-size": ALONE,
+    "--expert-parallel-size": ALONE,
+    "--enable-expert-parallel": ALONE,
+    "--disable-log-requests": "requests are not logged, leave it out",
+    "--disable-log-stats": "give --log-level warning",
+    "--seed": "each request has its own seed; --dummy-seed is that of random weights",
+    "--random-seed": "each request has its own seed; --dummy-seed is that of random weights",
+    "--enable-auto-tool-choice": NEVER,
+    "--tool-call-parser": NEVER,
+    "--reasoning-parser": NEVER,
+    "--enable-metrics": "GET /metrics is always there",
+}  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Field:
@@ -107,8 +150,9 @@ def _add(section: Any, field: Field) -> None:
     elif field.many:
         section.add_argument(*names, action="append", metavar=field.name.upper(), **common)
     elif field.choices:
+        words = [word for word, value in field.same.items() if value in field.choices]
         metavar = "{" + ",".join(field.choices) + "}"
-        section.add_argument(*names, choices=(*field.choices, *field.same), metavar=metavar, **common)
+        section.add_argument(*names, choices=(*field.choices, *words), metavar=metavar, **common)
     else:
         section.add_argument(*names, type=field.type, metavar=field.name.upper(), **common)
 

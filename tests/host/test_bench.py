@@ -9,10 +9,16 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.kit.engine import fake_engine
+from tests.kit.fake import VOCAB
+from trine.bench import offline
 from trine.bench import serve as bench
 from trine.bench.client import Client
 from trine.bench.datasets import build
+from trine.bench.workload import WORKS, Asked, Work, fixed, totals, warm_up
+from trine.core.messages import Ready
 from trine.errors import ConfigError, TrineError
+from trine.flags import make
 
 
 def scripted(request: httpx.Request) -> httpx.Response:
@@ -115,3 +121,79 @@ def test_no_server_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
         asyncio.run(bench.run(bench.Load(url="http://127.0.0.1:1/v1", requests=1)))
     with pytest.raises(ConfigError, match="at least 1"):
         asyncio.run(bench.run(bench.Load(url="http://127.0.0.1:1", requests=0)))
+
+
+@pytest.mark.parametrize(
+    "name,round,count,tokens,first,last",
+    [
+        ("w1", 0, 256, (142_827, 133_966), [6311, 6890, 663], [6642, 9046, 1958]),
+        ("w2", 0, 200, (102_400, 51_200), [7412, 12004, 11124], [4820, 62076, 29541]),
+        ("w3", 0, 256, (557_056, 32_768), [68187, 62726, 21639], [98732, 46544, 36644]),
+        ("w3l", 0, 256, (2_129_920, 65_536), [1609, 61548, 14732], [75830, 10059, 46310]),
+        ("w4", 2, 1, (512, 256), [83810, 14592, 3278], [14168, 50140, 5075]),
+        ("w5", 1, 16, (65_536, 16), [31918, 65825, 72389], [33032, 31215, 49187]),
+        ("w7", 50, 50, (25_600, 6_400), [42777, 52290, 24624], [23339, 79923, 32220]),
+    ],
+)
+def test_a_workload_is_the_same_everywhere(
+    name: str, round: int, count: int, tokens: tuple[int, int], first: list[int], last: list[int]
+) -> None:
+    """The figures are of the lists that other engines were measured on."""
+    asked = WORKS[name].make(round)
+    assert (len(asked), totals(asked)) == (count, tokens)
+    assert (asked[0][0][:3], asked[-1][0][-3:]) == (first, last)
+
+
+def test_warm_up_has_no_tokens_of_a_workload() -> None:
+    assert totals(warm_up()[0]) == (13_871, 15_250)
+    heads = {tuple(prompt[:20]) for work in WORKS.values() for prompt, _ in work.make(1)}
+    assert not heads & {tuple(prompt[:20]) for asked in warm_up() for prompt, _ in asked}
+
+
+def _start(**options: int):
+    engine = fake_engine(max_len=512, **options)
+    rows = options.get("slots", 8)
+    return engine, Ready(1, "fake", VOCAB, [], 512, rows, 16, 256, [("platform", "fake", "a test")])
+
+
+def _small(measure: str, **options: object) -> Work:
+    def asked(number: int) -> list[Asked]:
+        return fixed(number if measure == "steps" else 6, 20, 12, 5)
+
+    return Work("a test", measure, asked, **options)
+
+
+def _offline(works: dict[str, Work], **options: int) -> dict:
+    config = make({})
+    return offline.run(config, Path(), works, lambda *_: _start(**options), warm=lambda: [fixed(2, 9, 3, 1)])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_offline_measures_each_kind_of_workload(depth: int) -> None:
+    works = {
+        "all": _small("all", warm=lambda: fixed(2, 5, 2, 3)),
+        "few": _small("all", together=2),
+        "stream": Work("", "stream", lambda i: fixed(1, 20, 12, i), rounds=2),
+        "prompts": Work("", "prompts", lambda i: fixed(3, 40, 1, i), rounds=2),
+        "steps": _small("steps", rows=(1, 4, 9)),
+    }
+    result = _offline(works, depth=depth)
+    found = {(r["workload"], r.get("rows")): r for r in result["results"]}
+    assert found["all", None]["tokens_out"] == 72 and found["all", None]["out_tokens_per_second"] > 0
+    assert found["few", None]["limit"] == "2 at a time are asked" and found["few", None]["steps"] >= 36
+    assert len(found["stream", None]["all_first_token_ms"]) == 2
+    assert found["prompts", None]["prefill_tokens_per_second"] > 0
+    assert found["steps", 1]["steps"] == 11 and found["steps", 4]["step_ms_median"] > 0
+    assert "at most 8 rows" in found["steps", 9]["skipped"]
+    assert result["plan"] == {"platform": "fake"} and json.loads(json.dumps(result))
+    assert all(offline.line(r).startswith(r["workload"]) for r in result["results"])
+
+
+def test_the_engine_itself_limits_how_many_run_where_it_can() -> None:
+    assert _offline({"w": _small("all", together=8)})["results"][0]["limit"] == "max_num_seqs 8"
+
+
+@pytest.mark.parametrize("text,hint", [("w9", "w3l"), ("", "no workload")])
+def test_a_workload_that_there_is_not(text: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        offline.parse(text)
