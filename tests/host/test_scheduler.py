@@ -13,6 +13,7 @@ from trine.errors import RequestError
 from trine.registry import find
 from trine.scheduler.policies.fcfs import Fcfs
 from trine.scheduler.policies.prefix import PATIENCE, Prefix
+from trine.scheduler.policies.priority import Priority
 from trine.scheduler.scheduler import Scheduler
 from trine.scheduler.work import Work
 
@@ -32,10 +33,23 @@ class Desk:
         self.answer: Callable[[Sequence], int] = lambda seq: 1000 + len(seq.tokens)
         self.number = 0
 
-    def ask(self, tokens: list[int], id: str | None = None, emitted: int = 0, **sampling: object) -> Sequence:
+    def ask(
+        self,
+        tokens: list[int],
+        id: str | None = None,
+        emitted: int = 0,
+        priority: int = 0,
+        **sampling: object,
+    ) -> Sequence:
         self.number += 1
         values = {"max_tokens": 4} | sampling
-        request = Request(id or f"r{self.number}", tokens, Sampling(**values), emitted)  # type: ignore[arg-type]
+        request = Request(
+            id or f"r{self.number}",
+            tokens,
+            Sampling(**values),
+            emitted,
+            priority=priority,  # type: ignore[arg-type]
+        )
         return self.scheduler.add(request)
 
     def launch(self) -> Batch | None:
@@ -377,6 +391,27 @@ def test_prefix_puts_the_longest_match_first_and_the_passed_over_before_all() ->
     stranger.waited = PATIENCE
     assert list(policy.waiting(waiting, desk.cache)) == [stranger, cousin]
     assert list(Fcfs().waiting(waiting, desk.cache)) == [stranger, cousin]
+
+
+def test_priority_orders_by_the_lower_value_and_then_by_arrival() -> None:
+    desk = Desk(policy="priority", slots=4)
+    late, early, same = desk.ask([1], priority=1), desk.ask([2], priority=-1), desk.ask([3], priority=1)
+    policy, waiting = Priority(), desk.scheduler.waiting
+    assert list(policy.waiting(waiting, desk.cache)) == [early, late, same]
+    assert list(policy.running(waiting)) == [early, late, same]
+    assert waiting == [late, early, same], "the scheduler's own list is not touched"
+    assert policy.victim(waiting, early) is same
+    assert policy.victim(waiting, late) is same
+    assert policy.victim(waiting, same) is None
+    assert policy.victim([late, early], late) is None, "not the more urgent one, though it came later"
+
+
+def test_the_least_urgent_makes_room_though_it_is_the_oldest() -> None:
+    desk = Desk(pages=8, budget=64, policy="priority")
+    old = desk.ask(words(0, 11), max_tokens=12, priority=1)
+    urgent = desk.ask(words(100, 11), max_tokens=12)
+    desk.drain()
+    assert (old.life, urgent.life) == (1, 0)
 
 
 def test_a_full_house_is_asked_again_only_when_something_changed() -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from tests.kit import workload
 from tests.kit.engine import Kit, fake_kit
+from tests.kit.scenario import POLICIES
 from trine.core.types import Group, Output, Request, Sampling
+from trine.scheduler.mix import Mix
 from trine.scheduler.work import Work
 
 
@@ -173,7 +176,51 @@ def test_the_prefix_policy_starves_nobody() -> None:
     pytest.fail("the stranger still waits")
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "prefix"])
+def test_the_priority_policy_starves_nobody_of_the_lowest_value() -> None:
+    """A stream of others that are less urgent, or as urgent and later, never passes it."""
+    kit = fake_kit(policy="priority", slots=1, budget=64, max_len=120, page_size=4, groups=[Group(60)])
+    rank = iter(range(4000))
+
+    def come(priority: int) -> None:
+        kit.engine.add(Request(f"r{next(rank)}", prompt(20), Sampling(max_tokens=3), priority=priority))
+
+    for priority in (2, 1, 1, 0, 0, 5):
+        come(priority)
+    ends: list[str] = []
+    while len(ends) < 6:
+        ends += [o.id for o in kit.engine.step() if o.finished]
+        if len(kit.scheduler.waiting) < 8:
+            come(5)
+    assert ends == ["r3", "r4", "r1", "r2", "r0", "r5"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_policy_gives_the_same_tokens(policy: str) -> None:
+    """Alone and in a crowd that is preempted, with prompts of some beside single tokens of others."""
+    requests = [
+        ask(f"r{i}", prompt(9 + i % 5) + [i], temperature=1.0, seed=i, max_tokens=30, min_tokens=20)
+        for i in range(16)
+    ]
+    wanted = {request.id: answers(fake_kit(max_len=64, page_size=4), [request]) for request in requests}
+    kit = fake_kit(
+        policy=policy, slots=8, max_len=64, page_size=4, groups=[Group(1 + 26)], depth=2, mix=Mix(6, 0.1, 2)
+    )
+    ranked = [replace(request, priority=index % 3) for index, request in enumerate(requests)]
+    got = answers(kit, ranked)
+    assert kit.engine.stats().preemptions > 0
+    assert got == {name: tokens for one in wanted.values() for name, tokens in one.items()}
+
+
+def answers(kit: Kit, requests: list[Request]) -> dict[str, list[int]]:
+    for request in requests:
+        kit.engine.add(request)
+    got: dict[str, list[int]] = {request.id: [] for request in requests}
+    for output in drain(kit):
+        got[output.id] += output.tokens
+    return got
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 def test_no_evict_never_preempts(policy: str) -> None:
     """The same crowd is preempted when memory is filled to the brim, so the test can fail."""
     preempted = {}

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from trine.cache.manager import Cache
-from trine.core.types import Batch, Group, Sampling
+from trine.core.types import Group, Sampling
 from trine.engine.engine import Engine
 from trine.registry import find
 from trine.scheduler.mix import Mix
@@ -19,7 +19,7 @@ from trine.scheduler.scheduler import Scheduler
 from .fake import VOCAB, FakeExecutor
 from .grammar import ToyGrammars
 from .scenario import Scenario
-from .shares import expected, same
+from .watch import Watch
 
 
 @dataclass
@@ -31,15 +31,6 @@ class Kit:
     cache: Cache
     device: FakeExecutor
     grammars: ToyGrammars
-
-    def watch(self, batch: Batch) -> None:
-        """At each launch: what the device was told to share is what there is to share."""
-        full = self.device.full
-        running, shortest = self.scheduler.running, self.cache.shortest
-        wanted = expected(running, full[0], shortest) if full else []
-        told = self.scheduler.told
-        assert batch.shares is None or batch.shares == told
-        assert same(told, wanted), f"told of {told}, and there is {wanted}"
 
     def free(self, group: int) -> list[int]:
         """The free pages of a group's pool."""
@@ -98,9 +89,8 @@ def fake_kit(
     fake = FakeExecutor(groups, page_size, slots, max_len, drafts, rng, vocab=vocab, budget=budget, **device)
     grammars = ToyGrammars()
     engine = Engine(scheduler, fake, eos=list(eos), vocab=vocab, grammars=grammars, depth=depth)
-    kit = Kit(engine, scheduler, pages, fake, grammars)
-    fake.watch = kit.watch
-    return kit
+    fake.watch = Watch(scheduler, pages, fake.full[0] if fake.full else None)
+    return Kit(engine, scheduler, pages, fake, grammars)
 
 
 def fake_engine(**options: Any) -> Engine:

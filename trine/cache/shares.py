@@ -53,14 +53,11 @@ def _runs(members: dict[Node, list[int]], shortest: int) -> list[Share]:
     found: dict[Node, Share] = {}  # by the last node of a run, so far
     for node in sorted(members, key=_end):
         parent, first = node.parent, node.start
-        above = None if parent is None else found.get(parent)
-        if (
-            parent is not None
-            and above is not None
-            and (parent.locks == node.locks or above.count < shortest)
-        ):
-            first = above.first
-            if parent.locks == node.locks:
+        if parent in found:
+            above, alike = found[parent], parent.locks == node.locks
+            if alike or above.count < shortest:
+                first = above.first
+            if alike:
                 del found[parent]
         found[node] = Share(first, node.end - first, members[node])
     runs = [run for run in found.values() if run.count >= shortest]

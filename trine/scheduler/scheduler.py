@@ -203,7 +203,7 @@ class Scheduler:
                 seq.guessed = False  # its guesses came after other tokens
             if opens:
                 work.took(planned, count)
-            else:
+            elif each:
                 work.kept -= each
             planned += count
             sample = planned == length
@@ -385,7 +385,8 @@ class Scheduler:
             fresh = seq.life == life
             if fresh:
                 seq.computed += count
-                seq.planned -= missed
+                if missed:
+                    seq.planned -= missed
             if error is not None:
                 outputs.append(self._spoilt(seq, error))
                 continue
@@ -407,17 +408,18 @@ class Scheduler:
         if seq.ahead:
             tokens = tokens + seq.ahead
             seq.ahead = []
-        known, request, limit = seq.tokens, seq.request, seq.limit
-        sampling, why = request.sampling, None
-        for index, token in enumerate(tokens, 1):
+        known, request, why = seq.tokens, seq.request, None
+        limit, stops = seq.limit, request.sampling.stop_ids
+        before = len(known)
+        for token in tokens:
             known.append(token)
-            if token in sampling.stop_ids or len(known) >= limit:
+            if token in stops or len(known) >= limit:
                 why = self._why(seq, token)
-                tokens = tokens[:index]
+                tokens = tokens[: len(known) - before]
                 break
         self.counts.output += len(tokens)
         if logprobs is not None:
-            logprobs = None if sampling.logprobs is None else logprobs[: len(tokens)]
+            logprobs = None if request.sampling.logprobs is None else logprobs[: len(tokens)]
         if why is None:
             return Output(request.id, tokens, None, logprobs)
         self._end(seq)
