@@ -69,7 +69,8 @@ class Folder:
         if (single := self.path / "model.safetensors") in files:
             files = [single]
         if not files:
-            raise CheckpointError(f"{self.path}: has no weights in safetensors; {_found(self.path)}")
+            hint = "; to try its speed with random weights: --load-format dummy"
+            raise CheckpointError(f"{self.path}: has no weights in safetensors; {_found(self.path)}{hint}")
         out: dict[str, tuple[Path, shard.Entry]] = {}
         for file in files:
             for name, entry in shard.read(file).items():

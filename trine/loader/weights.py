@@ -48,7 +48,8 @@ def fill(model: Decoder, source: Source, progress: Callable[[int, int], None] | 
         left[place.part] = left.get(place.part, 0) + 1
     with torch.inference_mode():
         for i, (name, place) in enumerate(wanted.items()):
-            tensor = source.get(name)
+            with torch.device("cpu"):  # whatever a format does to its bytes, it does on the host
+                tensor = source.get(name)
             if tuple(tensor.shape) != place.shape:
                 raise CheckpointError(f"{name}: shape {tuple(tensor.shape)}, wanted {place.shape}")
             place.part.put(place.name, tensor)

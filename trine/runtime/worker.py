@@ -60,7 +60,8 @@ class Worker:
         self.platform.threads(plan.threads)
         self.device = self.platform.device()
         self.mesh = Mesh()
-        family, source = registry.family(plan.family), checkpoint.open(Path(plan.path))
+        family, random = registry.family(plan.family), plan.load_format == "dummy"
+        source = checkpoint.open(Path(plan.path), dummy=random)
         config = family.Config.from_dict(source.config)
         kv: list[KV] = config.kv()
         with self.device:  # whatever is made inside is made there
@@ -71,7 +72,7 @@ class Worker:
             self.attention = self._attention(config, kv)
             self.model: Decoder = family.Model(config, self._maker())
             clock.lap("model")
-            if plan.load_format == "dummy":
+            if random:
                 weights.dummy(self.model, plan.seed)
             else:
                 weights.fill(self.model, source)
