@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from trine.kernels.fused.base import Fused
-
 from .linear import Linear
+from .norm import Norm
 
 
 class GatedMLP(nn.Module):
     """`up` holds gate and up, as parts 0 and 1."""
 
-    def __init__(self, up: Linear, down: Linear, activation: str, fused: Fused) -> None:
+    def __init__(self, up: Linear, down: Linear, activation: str) -> None:
         super().__init__()
-        self.up, self.down, self.activation, self.fused = up, down, activation, fused
+        self.up, self.down, self.activation = up, down, activation
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.fused.gated(self.up(x), self.activation))
+    def forward(self, norm: Norm, x: Tensor | None, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Of the norm of x + residual. x, in and out: what is not yet added to the residual."""
+        x, residual = self.up.normed(norm, x, residual, self.activation)
+        return self.down.added(x, residual)

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from trine.errors import Unsupported
+from trine.kernels.gemm.base import Behind
 from trine.parallel.mesh import Mesh
 from trine.quant.base import Quant
 
+from .norm import Norm
 from .part import Part
 
 
@@ -53,6 +55,31 @@ class Linear(Part):
         if self.bias is not None:
             y.add_(self.bias)
         return y if len(self.groups) == 1 else y.split(self.groups, -1)
+
+    def normed(
+        self, norm: Norm, x: Tensor | None, residual: Tensor, activation: str = ""
+    ) -> tuple[Tensor, Tensor]:
+        """(this product of the norm of x + residual, x + residual).
+
+        `x`: what is not yet added to the residual; None: all is. `activation`: the product is gate and up, and
+        they become one. Where the product can do norm or activation on its way, there is one launch less."""
+        if x is None and self.bias is None and not self.wide:
+            fused = self.quant.fuse(self, residual, (norm.weight, norm.eps), Behind(None, activation))
+            if fused is not None:
+                return fused, residual
+        x, residual = norm(x, residual)
+        if activation:
+            fused = self.quant.fuse(self, x, None, Behind(None, activation)) if self.bias is None else None
+            return norm.fused.gated(self(x), activation) if fused is None else fused, residual
+        return self(x), residual
+
+    def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
+        """(what of this product is not yet added to the residual, the residual)."""
+        if self.bias is None and self.axis.size == 1:
+            fused = self.quant.fuse(self, x, None, Behind(residual))
+            if fused is not None:
+                return None, fused
+        return self(x), residual
 
     def wants(self) -> dict[str, tuple[int, ...]]:
         names = [f"{i}." for i in range(len(self.parts))] if len(self.parts) > 1 else [""]

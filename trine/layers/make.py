@@ -14,9 +14,11 @@ import torch
 
 from trine.errors import Unsupported
 from trine.kernels.attention.base import Attention as Backend
+from trine.kernels.fused import base as fused_base
 from trine.kernels.fused.base import Heads
 from trine.kernels.gemm.base import Want
 from trine.parallel.mesh import Mesh
+from trine.platforms.base import Facts
 from trine.registry import get
 
 from .attention import Attention
@@ -44,7 +46,7 @@ class Maker:
         invariant: bool = True,
         fused: str = "reference",
         activations: str = "float32",
-        device: str = "cpu",
+        facts: Facts | None = None,
     ) -> None:
         if dtype not in QUANTS:
             raise Unsupported(f"weights cannot be kept as {dtype!r}; there are: {', '.join(QUANTS)}")
@@ -52,8 +54,10 @@ class Maker:
         self.mesh = mesh or Mesh()
         self.backends = attention  # by layer
         self.ropes: dict[tuple[Any, ...], Rope] = {}
-        self.fused = get("kernels.fused", fused)()
-        want = Want(dtype, invariant, device)
+        kind, cores = (facts.kind, facts.cores) if facts else ("cpu", 0)
+        capability = facts.capability if facts else (0, 0)
+        self.fused = get("kernels.fused", fused)(fused_base.Want(activations, kind, capability))
+        want = Want(dtype, invariant, kind, capability=capability, cores=cores)
         self.quant = get("quant", QUANTS[dtype])(get("kernels.gemm", product)(want), dtype)
 
     def norm(self, size: int, eps: float) -> Norm:
@@ -93,4 +97,4 @@ class Maker:
 
     def gated_mlp(self, size: int, inner: int, activation: str, bias: bool = False) -> GatedMLP:
         up = self.linear(size, [[inner, inner]], "out", bias)
-        return GatedMLP(up, self.linear(inner, size, "in", bias), activation, self.fused)
+        return GatedMLP(up, self.linear(inner, size, "in", bias), activation)

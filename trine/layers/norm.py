@@ -20,8 +20,10 @@ class Norm(Part):
         self.eps, self.fused = eps, fused
         self.weight = torch.empty(size)
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """(normalized, the new residual). Both arguments are given away."""
+    def forward(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(normalized x + residual, x + residual); x None: nothing is to be added. Both are given away."""
+        if x is None:
+            return self.fused.norm(residual, self.weight, self.eps), residual
         return self.fused.add_norm(x, residual, self.weight, self.eps)
 
     def wants(self) -> dict[str, tuple[int, ...]]:

@@ -93,14 +93,13 @@ class Decoder(nn.Module):
 
     def forward(self, step: Step) -> Tensor:
         """Logits [samples, vocab] in float32."""
-        x: Tensor = self.embed(step.ids)
-        residual: Tensor | None = None
+        x, residual = None, self.embed(step.ids)
         turn = self.rope(step.positions)
         for block in self.blocks:
             x, residual = block(x, residual, turn, step)
         if step.wanted is not None:
             if not len(step.wanted):
-                return x.new_empty(0, self.config.vocab_size)  # chunks of prompts only
-            assert residual is not None, "a model has at least one block"
-            x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+                return residual.new_empty(0, self.config.vocab_size)  # chunks of prompts only
+            x = None if x is None else x.index_select(0, step.wanted)
+            residual = residual.index_select(0, step.wanted)
         return self.head(self.norm(x, residual)[0])

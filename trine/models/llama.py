@@ -97,17 +97,18 @@ class Block(nn.Module):
         """What relatives change."""
         return None
 
-    def before(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    def before(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Pure: everything before attention."""
-        x, total = self.norm1(x, residual)
-        return self.qkv(x), total
+        return self.qkv.normed(self.norm1, x, residual)
 
-    def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """Pure: everything behind attention."""
-        x, residual = self.norm2(self.out(x), residual)
-        return self.mlp(x), residual
+        return self.mlp(self.norm2, *self.out.added(x, residual))
 
-    def forward(self, x: Tensor, residual: Tensor | None, turn: Any, step: Step) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor | None, residual: Tensor, turn: Any, step: Step
+    ) -> tuple[Tensor | None, Tensor]:
+        """x, in and out: what is not yet added to the residual."""
         qkv, residual = self.before(x, residual)
         return self.after(self.attention(qkv, turn, step), residual)
 

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from trine.kernels.gemm.base import Behind
+
 
 class Holder(Protocol):
     """What a quantization may keep on a linear layer: tensors by name, under names of its own."""
@@ -47,6 +49,12 @@ class Quant(Protocol):
 
     def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
         """[tokens, ins] -> [tokens, outs], without the bias; in float32 if `wide`, else of x's dtype."""
+        ...
+
+    def fuse(
+        self, linear: Holder, x: Tensor, norm: tuple[Tensor, float] | None, behind: Behind
+    ) -> Tensor | None:
+        """The product with what stands before and behind it, in one launch; None: it has to be done apart."""
         ...
 
     def dequantize(self, linear: Holder) -> Tensor:

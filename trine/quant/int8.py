@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trine.kernels.gemm.base import LARGEST as LARGEST_INPUT
+from trine.kernels.gemm.base import Behind
 
 from .base import Holder
 
@@ -54,6 +55,11 @@ class Int8:
     def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
         scale = self._scale(x, LARGEST_INPUT)
         return self.product.multiply(x / scale, linear.weight).mul_(scale).mul_(linear.scale)
+
+    def fuse(
+        self, linear: Holder, x: Tensor, norm: tuple[Tensor, float] | None, behind: Behind
+    ) -> Tensor | None:
+        return None
 
     def dequantize(self, linear: Holder) -> Tensor:
         assert linear.scale is not None

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trine.kernels.gemm.base import Behind
+
 from .base import Holder
 
 
@@ -18,6 +20,7 @@ class Plain:
     def __init__(self, product: Any, dtype: str) -> None:
         self.product = product
         self.dtype = getattr(torch, dtype)
+        self.fuses = hasattr(product, "fuse")  # optional, of a product
 
     def create(self, linear: Holder) -> None:
         linear.weight = torch.empty(linear.outs, linear.ins, dtype=self.dtype)
@@ -33,6 +36,11 @@ class Plain:
 
     def apply(self, linear: Holder, x: Tensor, wide: bool = False) -> Tensor:
         return self.product.multiply(x, linear.weight, wide)
+
+    def fuse(
+        self, linear: Holder, x: Tensor, norm: tuple[Tensor, float] | None, behind: Behind
+    ) -> Tensor | None:
+        return self.product.fuse(x, linear.weight, norm, behind) if self.fuses else None
 
     def dequantize(self, linear: Holder) -> Tensor:
         return self.product.unpack(linear.weight).float()

@@ -192,7 +192,7 @@ class Worker:
             invariant=plan.batch_invariant,
             fused=plan.fused,
             activations=plan.activations,
-            device=self.platform.name,
+            facts=self.platform.facts(),
         )
 
 

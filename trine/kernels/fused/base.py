@@ -55,9 +55,7 @@ class Fused(Protocol):
         """Root mean square over the last dimension, times a weight that fits the last ones."""
         ...
 
-    def add_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         """(norm of x + residual, x + residual). Both arguments are given away."""
         ...
 

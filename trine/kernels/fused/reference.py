@@ -38,7 +38,7 @@ class Reference:
     def cannot(cls, want: Want) -> str | None:
         return None if want.device == "cpu" else f"is for a CPU, not {want.device}"
 
-    def __init__(self) -> None:
+    def __init__(self, want: Want | None = None) -> None:
         self.numbers: dict[float, Tensor] = {}  # torch makes a tensor of a number on each call: made once
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -47,10 +47,8 @@ class Reference:
         scale = torch.add(base, (x * x).sum(-1, keepdim=True), alpha=1 / x.shape[-1]).rsqrt_()
         return (x * scale).mul_(weight)
 
-    def add_norm(
-        self, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
-    ) -> tuple[Tensor, Tensor]:
-        x = x if residual is None else x.add_(residual)
+    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        x = x.add_(residual)
         return self.norm(x, weight, eps), x
 
     def turn(self, table: Tensor, positions: Tensor) -> Turn:

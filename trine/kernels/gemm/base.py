@@ -11,7 +11,7 @@ alone), and kernels without VNNI need twice the rows for 8 bits of x anyway. Sca
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from msgspec import Struct
@@ -32,6 +32,13 @@ class Want(Struct, frozen=True):
     features: tuple[str, ...] = ()  # of the processor: Facts.features
     capability: tuple[int, int] = (0, 0)  # of an NVIDIA GPU: Facts.capability
     cores: int = 0  # multiprocessors of a GPU: Facts.cores; 0: not known
+
+
+class Behind(NamedTuple):
+    """What stands behind a product, made part of it."""
+
+    residual: Tensor | None = None  # added; the result takes its place
+    activation: str = ""  # of a gate: the weight has the rows of gate and up one below the other
 
 
 class Product(Protocol):

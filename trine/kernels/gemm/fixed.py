@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from .base import FLOATS, Want
-from .tiles import CORES, Behind, Shape, Tiles, cdiv
+from .base import FLOATS, Behind, Want
+from .tiles import CORES, Shape, Tiles, cdiv
 
 SHAPE = Shape(rows=128, outs=128, ins=64, warps=8, stages=4)
 WIDE = Shape(rows=64, outs=64, ins=32, warps=4, stages=2)  # float32: no tensor cores, twice the bytes

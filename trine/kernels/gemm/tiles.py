@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Want
+from .base import Behind, Want
 
 CORES = 132  # multiprocessors, where a device does not say: H100, H200
 SPLITS = 2 * CORES  # programs that may share scratch memory
@@ -25,13 +25,6 @@ class Shape(NamedTuple):
     ins: int
     warps: int
     stages: int  # of inputs on their way at a time
-
-
-class Behind(NamedTuple):
-    """What stands behind a product, made part of it."""
-
-    residual: Tensor | None = None  # added; the result takes its place
-    activation: str = ""  # of a gate: the weight has the rows of gate and up one below the other
 
 
 class Tiles:
@@ -53,13 +46,14 @@ class Tiles:
         (rows, ins), outs = x.shape, out.shape[1]
         tiles = cdiv(outs, shape.outs // (2 if behind.activation else 1))
         programs = tiles * cdiv(rows, shape.rows)
+        length = cdiv(ins, segments * shape.ins) * shape.ins
         split = segments > 1 and programs * segments <= SPLITS
         residual = behind.residual
         self.gemm.product[(programs * (segments if split else 1),)](
             x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins,
-            shape.rows, shape.outs, shape.ins, segments, split, tiles, 8, residual is not None,
-            behind.activation, ahead if self.pdl["PDL"] else 0, num_warps=shape.warps,
-            num_stages=shape.stages, **self.pdl,
+            segments, length, shape.rows, shape.outs, shape.ins, length * segments == ins, split, 8,
+            residual is not None, behind.activation, ahead if self.pdl["PDL"] else 0,
+            num_warps=shape.warps, num_stages=shape.stages, **self.pdl,
         )  # fmt: skip
         return out
 
@@ -72,7 +66,8 @@ class Tiles:
         residual = behind.residual
         self.gemv.gemv[(cdiv(outs, shape.outs),)](
             x, weight, out, gain, out if residual is None else residual, eps, outs, ins, shape.outs,
-            power(ins), norm is not None, residual is not None, behind.activation, num_warps=shape.warps,
+            power(ins), power(ins) == ins, norm is not None, residual is not None, behind.activation,
+            num_warps=shape.warps,
             **self.pdl,
         )  # fmt: skip
         return out

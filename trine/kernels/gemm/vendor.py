@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .base import FLOATS, Want
-from .tiles import CORES, Behind, Shape, Tiles, cdiv, power
+from .base import FLOATS, Behind, Want
+from .tiles import CORES, Shape, Tiles, cdiv, power
 
 FEW = 64  # rows up to which tiles of W are streamed
 INPUTS = 32768  # of a GEMV: what a program holds in registers
