@@ -38,7 +38,8 @@ for sample in samples:
     constants = dict(sample.constants) | ({"PDL": pdl} if "PDL" in names else {})
     types = {name: sample.types.get(name, "constexpr") for name in names}
     assert set(names) == set(sample.types) | set(constants), (kernel, set(names) ^ (set(sample.types) | set(constants)))
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*")}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(names) if types[name].startswith("*") or types[name].endswith("/16")}
+    types = {name: kind.removesuffix("/16") for name, kind in types.items()}
     options = dict(sample.options) | ({"launch_pdl": True} if pdl else {})
     made = triton.compile(ASTSource(kernel, types, constants, aligned), target=GPUTarget(*target), options=options)
     assert made.metadata.shared <= (227 * 1024 if target[0] == "cuda" and target[1] >= 90 else 163 * 1024 if target[0] == "cuda" else 64 * 1024), (

@@ -23,7 +23,7 @@ class Sample(NamedTuple):
         Sample(add_norm, {"X": "*bf16", "eps": "fp32", "rows": "i32"}, {"BLOCK": 4096}, {"num_warps": 8})
 
     Types are Triton's: "*bf16", "*fp16", "*fp32", "*fp8e4nv", "*i32", "*i64", "i32", "fp32". All pointers are
-    taken to be multiples of 16. The constant PDL, if the kernel has it, is set by the test: on for sm_90 and
+    taken to be multiples of 16; "i32/16" is a number that is one. The constant PDL, if the kernel has it, is set by the test: on for sm_90 and
     later, off elsewhere. A target that Triton itself cannot serve (fp8 has other types there) is left out
     with `targets`."""
 

@@ -14,32 +14,29 @@ from .fused import activate
 
 
 @triton.jit
-def outputs(tile, OUTS: tl.constexpr, BN: tl.constexpr, GATE: tl.constexpr):
+def outputs(tile, outs, BN: tl.constexpr, GATE: tl.constexpr):
     """[BN]: rows of W that a tile multiplies by. With a gate: half of them gates, then their ups."""
     i = tl.arange(0, BN)
     if GATE == "":
-        n = tl.minimum(tile * BN + i, OUTS - 1)
+        n = tl.minimum(tile * BN + i, outs - 1)
     else:
-        n = tl.minimum(tile * (BN // 2) + i % (BN // 2), OUTS - 1) + i // (BN // 2) * OUTS
+        n = tl.minimum(tile * (BN // 2) + i % (BN // 2), outs - 1) + i // (BN // 2) * outs
     return n
 
 
 @triton.jit
-def segment(
-    X, W, m, n, index, rows, INS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
-    LENGTH: tl.constexpr,
-):  # fmt: skip
-    """[BN, BM] float32: the sums over inputs index * LENGTH and on."""
-    k = index * LENGTH + tl.arange(0, BK)
-    w = W + n.to(tl.int64)[:, None] * INS + k[None, :]
-    x = X + m.to(tl.int64)[None, :] * INS + k[:, None]
+def segment(X, W, m, n, first, length, rows, ins, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, EVEN: tl.constexpr):  # fmt: skip
+    """[BN, BM] float32: the sums over `length` inputs from `first` on. EVEN: the segments fill the inputs."""
+    k = first + tl.arange(0, BK)
+    w = W + n.to(tl.int64)[:, None] * ins + k[None, :]
+    x = X + m.to(tl.int64)[None, :] * ins + k[:, None]
     acc = tl.zeros([BN, BM], tl.float32)
-    for start in range(0, LENGTH, BK):
-        if INS % LENGTH == 0 and LENGTH % BK == 0:
+    for start in range(0, length, BK):
+        if EVEN:
             a = tl.load(w)
             b = tl.load(x, mask=m[None, :] < rows, other=0.0)
         else:
-            inside = k + start < INS
+            inside = k + start < ins
             a = tl.load(w, mask=inside[None, :], other=0.0)
             b = tl.load(x, mask=inside[:, None] & (m[None, :] < rows), other=0.0)
         acc = tl.dot(a, b, acc, input_precision="ieee")
@@ -49,7 +46,7 @@ def segment(
 
 
 @triton.jit
-def finish(Y, R, acc, tile, m, rows, OUTS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
+def finish(Y, R, acc, tile, m, rows, outs, BM: tl.constexpr, BN: tl.constexpr, ADD: tl.constexpr, GATE: tl.constexpr):  # fmt: skip
     """What stands behind a product, rounded to the dtype of Y wherever separate kernels would have stored it."""
     if GATE != "":
         both = acc.to(Y.dtype.element_ty).to(tl.float32).reshape(2, BN // 2, BM).permute(1, 2, 0)
@@ -59,115 +56,80 @@ def finish(Y, R, acc, tile, m, rows, OUTS: tl.constexpr, BM: tl.constexpr, BN: t
     else:
         y = acc.to(Y.dtype.element_ty)
         n = tile * BN + tl.arange(0, BN)
-    ok = (n[:, None] < OUTS) & (m[None, :] < rows)
-    at = m.to(tl.int64)[None, :] * OUTS + n[:, None]
+    ok = (n[:, None] < outs) & (m[None, :] < rows)
+    at = m.to(tl.int64)[None, :] * outs + n[:, None]
     if ADD:
         y = (y.to(tl.float32) + tl.load(R + at, mask=ok, other=0.0).to(tl.float32)).to(Y.dtype.element_ty)
     tl.store(Y + at, y, mask=ok)
 
 
 @triton.jit
-def total(parts, i, SEGMENTS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr):
+def total(parts, i, segments, BN: tl.constexpr, BM: tl.constexpr):
     """The sums of all segments, past the first-level cache, which knows nothing of other programs."""
     acc = tl.load(parts + i, cache_modifier=".cg")
-    for s in range(1, SEGMENTS):
+    for s in range(1, segments):
         acc += tl.load(parts + s * (BN * BM) + i, cache_modifier=".cg")
     return acc
 
 
 @triton.jit
-def ahead(W, n, index, INS: tl.constexpr, LENGTH: tl.constexpr, BYTES: tl.constexpr):
-    """Bring the first bytes of each of a tile's rows of W to the L2 cache. (sm_90)"""
-    at = (W + n.to(tl.int64) * INS + index * LENGTH).to(tl.int64)
-    size = at * 0 + BYTES
+def ahead(W, n, first, ins, BYTES: tl.constexpr):
+    """Bring the first bytes of a segment's rows of W to the second-level cache. (sm_90)"""
+    at = (W + n.to(tl.int64) * ins + first).to(tl.int64)
+    size = tl.full(n.shape, BYTES, tl.int32)
     tl.inline_asm_elementwise(
-        "cvt.u32.u64 $0, $2; cp.async.bulk.prefetch.L2.global [$1], $0;", "=r,l,l", [at, size],
+        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at, size],
         dtype=tl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
 def product(
-    X, W, Y, R, PART, COUNT, rows, OUTS: tl.constexpr, INS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SEGMENTS: tl.constexpr, SPLIT: tl.constexpr, TILES: tl.constexpr, GROUP: tl.constexpr,
-    ADD: tl.constexpr, GATE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    X, W, Y, R, PART, COUNT, rows, outs, ins, segments, length, BM: tl.constexpr, BN: tl.constexpr,
+    BK: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, ADD: tl.constexpr,
+    GATE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """A tile of BN outputs (TILES of them) and BM rows. PART [tiles, SEGMENTS, BN, BM], COUNT [tiles]: zeros,
-    before and after. AHEAD: bytes of each row of W to fetch before the wait. GROUP tiles of rows run together,
-    so that the parts of W and X that they share stay in the cache."""
-    programs: tl.constexpr = SEGMENTS if SPLIT else 1  # of a tile
+    """A tile of BN outputs and BM rows. Segments have `length` inputs, but for the last.
+
+    PART [tiles, segments, BN, BM], COUNT [tiles]: zeros, before and after. AHEAD: bytes of each row of W to
+    fetch before the wait. GROUP tiles of rows run together: the parts of W and X that they share stay cached."""
+    programs = segments if SPLIT else 1  # of a tile
     pid, index = tl.program_id(0) // programs, tl.program_id(0) % programs
-    above = pid // (GROUP * TILES) * GROUP
+    tiles = tl.cdiv(outs, BN if GATE == "" else BN // 2)
+    above = pid // (GROUP * tiles) * GROUP
     size = tl.minimum(tl.cdiv(rows, BM) - above, GROUP)
-    tile_m, tile = above + pid % (GROUP * TILES) % size, pid % (GROUP * TILES) // size
-    LENGTH: tl.constexpr = (INS + SEGMENTS * BK - 1) // (SEGMENTS * BK) * BK
-    m, n = tile_m * BM + tl.arange(0, BM), outputs(tile, OUTS, BN, GATE)
+    tile_m, tile = above + pid % (GROUP * tiles) % size, pid % (GROUP * tiles) // size
+    m, n = tile_m * BM + tl.arange(0, BM), outputs(tile, outs, BN, GATE)
     if PDL:
         if AHEAD > 0:
-            ahead(W, n, index, INS, LENGTH, AHEAD)
+            ahead(W, n, index * length, ins, AHEAD)
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
-    acc = segment(X, W, m, n, index, rows, INS, BM, BN, BK, LENGTH)
+    acc = segment(X, W, m, n, index * length, length, rows, ins, BM, BN, BK, EVEN)
     if SPLIT:
         i = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
-        parts = PART + pid.to(tl.int64) * (SEGMENTS * BN * BM)
+        parts = PART + pid.to(tl.int64) * (segments * BN * BM)
         tl.store(parts + index * (BN * BM) + i, acc)
         tl.debug_barrier()  # all of the program's sums are written before it counts as done
-        if tl.atomic_add(COUNT + pid, 1, sem="acq_rel", scope="gpu") == SEGMENTS - 1:
-            finish(Y, R, total(parts, i, SEGMENTS, BN, BM), tile, m, rows, OUTS, BM, BN, ADD, GATE)
+        if tl.atomic_add(COUNT + pid, 1, sem="acq_rel", scope="gpu") == segments - 1:
+            finish(Y, R, total(parts, i, segments, BN, BM), tile, m, rows, outs, BM, BN, ADD, GATE)
             tl.store(COUNT + pid, 0)
     else:
-        for s in range(1, SEGMENTS):
-            acc += segment(X, W, m, n, s, rows, INS, BM, BN, BK, LENGTH)
-        finish(Y, R, acc, tile, m, rows, OUTS, BM, BN, ADD, GATE)
+        for s in range(1, segments):
+            acc += segment(X, W, m, n, s * length, length, rows, ins, BM, BN, BK, EVEN)
+        finish(Y, R, acc, tile, m, rows, outs, BM, BN, ADD, GATE)
 
 
 def samples() -> list[Sample]:
-    types = {
-        "X": "*bf16",
-        "W": "*bf16",
-        "Y": "*bf16",
-        "R": "*bf16",
-        "PART": "*fp32",
-        "COUNT": "*i32",
-        "rows": "i32",
-    }
-    plain = {"GROUP": 8, "ADD": False, "GATE": "", "AHEAD": 0}
-    down = {
-        "OUTS": 4096,
-        "INS": 14336,
-        "BM": 64,
-        "BN": 128,
-        "BK": 64,
-        "SEGMENTS": 4,
-        "SPLIT": True,
-        "TILES": 32,
-    }
-    up = {
-        "OUTS": 14336,
-        "INS": 4096,
-        "BM": 64,
-        "BN": 128,
-        "BK": 64,
-        "SEGMENTS": 1,
-        "SPLIT": False,
-        "TILES": 224,
-    }
-    fixed = {
-        "OUTS": 6144,
-        "INS": 4096,
-        "BM": 128,
-        "BN": 128,
-        "BK": 64,
-        "SEGMENTS": 4,
-        "SPLIT": False,
-        "TILES": 48,
-    }
-    odd = {"OUTS": 100, "INS": 100, "BM": 16, "BN": 64, "BK": 32, "SEGMENTS": 2, "SPLIT": True, "TILES": 2}
-    wide = dict.fromkeys(("X", "W", "Y", "R"), "*fp32")
+    types: dict[str, str] = dict.fromkeys(("X", "W", "Y", "R"), "*bf16") | {"PART": "*fp32", "COUNT": "*i32"}
+    types |= {"rows": "i32", "segments": "i32"} | dict.fromkeys(("outs", "ins", "length"), "i32/16")
+    plain = {"EVEN": True, "SPLIT": False, "GROUP": 8, "ADD": False, "GATE": "", "AHEAD": 0}
+    few = {"BM": 64, "BN": 128, "BK": 64} | plain
+    one = {name: kind for name, kind in types.items() if name != "segments"}
+    wide = types | dict.fromkeys(("X", "W", "Y", "R"), "*fp32")
     return [
-        Sample(product, types, down | plain | {"ADD": True}, {"num_warps": 4, "num_stages": 2}),
-        Sample(product, types, up | plain | {"GATE": "silu"}, {"num_warps": 4, "num_stages": 2}),
-        Sample(product, types, fixed | plain, {"num_warps": 8, "num_stages": 2}),
-        Sample(product, types | wide, odd | plain, {"num_warps": 4, "num_stages": 2}),
+        Sample(product, types, few | {"SPLIT": True, "ADD": True}, {"num_warps": 4, "num_stages": 2}),
+        Sample(product, one, few | {"GATE": "silu", "segments": 1}, {"num_warps": 4, "num_stages": 2}),
+        Sample(product, types, few | {"BM": 128}, {"num_warps": 8, "num_stages": 2}),
+        Sample(product, wide, few | {"BK": 32, "BN": 64, "EVEN": False}, {"num_warps": 4, "num_stages": 2}),
     ]
