@@ -73,4 +73,4 @@ def test_kernels_in_triton_say_what_the_reference_says(path: Path, recorder: Gra
     with Running(make_plan(path, dtype="float32", product="reference", budget=48, **changes)) as running:
         said = running.run(requests(), arrivals=3)
     assert said == true
-    assert recorder.count >= 2, "no step was recorded"
+    assert recorder.count, "no step was recorded"
