@@ -310,3 +310,27 @@ def test_a_flush_forgets_what_nobody_uses() -> None:
     assert kit.engine.stats().cached == 3
     kit.engine.flush()
     assert kit.engine.stats().cached == 0
+
+
+# ---- the device's idle time --------------------------------------------------------------
+@pytest.mark.parametrize("depth", [1, 2])
+def test_only_waiting_with_work_to_do_counts_as_idle(depth: int) -> None:
+    """Each step here says that the device waited a second before it; before the first there was no work."""
+    kit = fake_kit(depth=depth)
+    take, results = kit.device.result, []
+
+    def result(step: int) -> Result:
+        results.append(step)
+        return msgspec.structs.replace(take(step), idle=1.0)
+
+    kit.device.result = result  # type: ignore[method-assign]
+    for name in ("a", "b"):
+        kit.engine.add(ask(name, [1, 2, 3]))
+        drain(kit.engine)
+    assert kit.engine.stats().idle_seconds == len(results) - 2
+    kit.engine.add(ask("c", [1, 2, 3]))
+    kit.engine.step()
+    kit.engine.abort("c")
+    kit.engine.add(ask("d", [1, 2, 3]))
+    drain(kit.engine)
+    assert kit.engine.stats().idle_seconds == len(results) - (3 if depth == 2 else 4)

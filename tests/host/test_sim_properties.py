@@ -194,6 +194,31 @@ def test_the_priority_policy_starves_nobody_of_the_lowest_value() -> None:
     assert ends == ["r3", "r4", "r1", "r2", "r0", "r5"]
 
 
+def test_a_prompt_goes_on_beside_rows_of_one_token_whatever_it_costs() -> None:
+    kit = fake_kit(max_len=200, mix=Mix(1, 1.0, 2))
+    for i in range(4):
+        kit.engine.add(ask(f"r{i}", [i], max_tokens=150, ignore_eos=True))
+    for _ in range(3):
+        kit.engine.step()
+    kit.engine.add(ask("long", prompt(40), max_tokens=1))
+    heard = [o.id for _ in range(21) for o in kit.engine.step()]
+    assert "long" in heard, "two tokens a step"
+    assert heard.count("r0") == 21
+
+
+def test_a_prompt_that_is_put_off_is_asked_again_in_the_next_step() -> None:
+    """It is not too big for memory: only that is remembered until someone leaves."""
+    kit = fake_kit(max_len=200, page_size=4, mix=Mix(20, 1.0, 4))
+    answer(kit, ask("before", prompt(52), max_tokens=1))
+    kit.engine.add(ask("row", [1], max_tokens=150, ignore_eos=True))
+    kit.engine.step()
+    kit.engine.add(ask("short", [2, 3, 4], max_tokens=150, ignore_eos=True))
+    kit.engine.add(ask("far on", prompt(52) + [1] * 8, max_tokens=150, ignore_eos=True))
+    heard = [sorted(o.id for o in kit.engine.step()) for _ in range(4)]
+    assert heard[0] == ["row", "short"], "all that one step has room for"
+    assert "far on" in heard[3], heard
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_every_policy_gives_the_same_tokens(policy: str) -> None:
     """Alone and in a crowd that is preempted, with prompts of some beside single tokens of others."""

@@ -44,7 +44,11 @@ def _complete(members: dict[Node, list[int]]) -> None:
             members[above] = []
             above = above.parent
     for node in sorted(members, key=_end, reverse=True):
-        if node.parent in members:
+        if node.parent not in members:
+            continue
+        if node.parent.locks == node.locks:
+            members[node.parent] = members[node]  # all of them
+        else:
             members[node.parent] += members[node]
 
 
