@@ -169,11 +169,13 @@ def _positive(text: str) -> int:
 def serve(given: argparse.Namespace) -> int:
     """Serve until SIGTERM; the ready message shows a request that works."""
     from .loader.fetch import locate
+    from .refuse import refuse
     from .server.run import serve as run
 
     config = read(given)
     with progress(f"fetching {config.model}") as update:
         path = locate(config.model, config.revision, update)
+    refuse(config, path)
     return run(config, path, ready=_ready)
 
 

@@ -44,11 +44,15 @@ class Completion(Struct, kw_only=True):
 
 
 class Writer:
-    """Turns the Outputs of one request into a growing Completion; stop strings end it."""
+    """Turns the Outputs of one request into a growing Completion; stop strings end it.
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str], *, continues: bool) -> None:
+    Without a tokenizer there are token ids and no text."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str], *, continues: bool) -> None:
         self.completion = Completion()
-        self._detokenizer = Detokenizer(tokenizer, continues=continues)
+        self._detokenizer = Detokenizer(tokenizer, continues=continues) if tokenizer else None
+        if stop and not tokenizer:
+            raise TrineError("stop strings need a tokenizer, and this model has none")
         self._stops = Stops([stop] if isinstance(stop, str) else list(stop))
 
     def take(self, output: Output) -> tuple[str, bool]:
@@ -59,16 +63,22 @@ class Writer:
             return "", False
         done.tokens += output.tokens
         done.logprobs += output.logprobs or []
-        shown = output.tokens[:-1] if output.finished == "stop" else output.tokens
-        text, hit = self._stops.feed(self._detokenizer.feed(shown))
-        if output.finished and not hit:
-            tail, hit = self._stops.feed(self._detokenizer.close())
-            text += tail if hit else tail + self._stops.close()
+        text, hit = self._text(output) if self._detokenizer else ("", None)
         done.text += text
         if hit or output.finished:
             done.finish_reason = "stop" if hit else output.finished
             done.usage, done.error = output.usage, output.error
         return text, hit is not None
+
+    def _text(self, output: Output) -> tuple[str, str | None]:
+        """What is certain now, and the stop string that was hit."""
+        assert self._detokenizer is not None
+        shown = output.tokens[:-1] if output.finished == "stop" else output.tokens
+        text, hit = self._stops.feed(self._detokenizer.feed(shown))
+        if output.finished and not hit:
+            tail, hit = self._stops.feed(self._detokenizer.close())
+            text += tail if hit else tail + self._stops.close()
+        return text, hit
 
 
 class Text:
@@ -77,9 +87,26 @@ class Text:
     def __init__(self, model: str, options: dict[str, Any]) -> None:
         self.config = make({"model": model} | options)
         self.path = locate(self.config.model, self.config.revision)
-        self.tokenizer = Tokenizer.open(self.path, open_template(self.config.chat_template))
+        self.without: TrineError | None = None  # why there is no tokenizer
+        self.maybe = self._open()
         self.ids = itertools.count()
         self._template: ChatTemplate | None = None
+
+    def _open(self) -> Tokenizer | None:
+        """Random weights have nothing to say: token ids will do, so a tokenizer need not be there."""
+        try:
+            return Tokenizer.open(self.path, open_template(self.config.chat_template))
+        except TrineError as error:
+            if self.config.load_format != "dummy":
+                raise
+            self.without = error
+            return None
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self.maybe is None:
+            raise TrineError(f"{self.without}: without a tokenizer, give token ids, and read token ids")
+        return self.maybe
 
     @property
     def template(self) -> ChatTemplate:
@@ -241,7 +268,7 @@ class LLM:
     ) -> bool:
         """Queue requests up to some more than can run; whether any is alive."""
         for request in itertools.islice(requests, max(0, 2 * self.ready.max_num_seqs - len(live))):
-            live[request.id] = Writer(self._text.tokenizer, stop, continues=continues)
+            live[request.id] = Writer(self._text.maybe, stop, continues=continues)
             try:
                 self._engine.add(request)
             except RequestError as error:
@@ -329,7 +356,7 @@ class AsyncLLM:
         if self._task.done():
             raise TrineError("this AsyncLLM has ended")
         request = self._text.request(prompt, sampling or Sampling())
-        writer = Writer(self._text.tokenizer, stop, continues=continues)
+        writer = Writer(self._text.maybe, stop, continues=continues)
         queue: asyncio.Queue[Output] = asyncio.Queue()
         self._engine.add(request)
         self._queues[request.id] = queue

@@ -273,12 +273,12 @@ def _round(value: float) -> float:
 
 
 UNITS = {
+    "step_ms_median": "ms a step",
     "out_tokens_per_second": "output tokens/s",
     "prefill_tokens_per_second": "prompt tokens/s",
     "inter_token_ms_median": "ms between tokens",
     "inter_token_ms_p99": "ms at the 99th percentile",
     "first_token_ms": "ms to the first token",
-    "step_ms_median": "ms a step",
     "host_ms_per_step": "ms of the host in each",
     "seconds": "s in all",
     "skipped": "",

@@ -66,6 +66,7 @@ class Fatal(Struct, frozen=True, tag=True):
     """The engine is about to die: the traceback."""
 
     error: str
+    refused: bool = False  # it never served, and `error` is a line for a person: what was asked cannot be
 
 
 ToEngine = Union[Request, Abort, Command]

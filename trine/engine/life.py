@@ -94,6 +94,7 @@ class Life:
         self._names = [folder / secrets.token_hex(16) for _ in range(2)]
         self._folder = folder
         self._fatal: str | None = None
+        self._refused = False
         self._lines: deque[str] = deque(maxlen=LAST_LINES)
         self._outgoing: list[Any] = []
         self._work, self._met = asyncio.Event(), asyncio.Event()
@@ -116,7 +117,8 @@ class Life:
         except TimeoutError:
             self._over(f"the engine was not ready after {self._limits.start:.0f} s", False)
         if self.death.done():
-            raise EngineDead(str(self.death.result()))
+            death = self.death.result()
+            raise EngineDead(death.said if self._refused else str(death))
         return self.ready.result()
 
     def send(self, *messages: Any) -> None:
@@ -214,8 +216,8 @@ class Life:
                     case Ready():
                         if not self.ready.done():
                             self.ready.set_result(message)
-                    case Fatal(error):
-                        self._fatal = error
+                    case Fatal(error, refused):
+                        self._fatal, self._refused = error, refused
                     case _:
                         self._told(message)
             self.frames += 1

@@ -75,8 +75,10 @@ def run(make: Make) -> None:
         serve(link, make, orders)
         status = 0
     except TrineError as error:  # what it says is enough
-        log.error("the engine ends: %s", error)
-        link.send([Fatal(f"{type(error).__name__}: {error}")])
+        refused = link.pulse.turned is None
+        if not refused:  # else whoever waits for the engine says it
+            log.error("the engine ends: %s", error)
+        link.send([Fatal(str(error) if refused else f"{type(error).__name__}: {error}", refused)])
     except BaseException:
         log.exception("the engine ends")
         link.send([Fatal(traceback.format_exc()[-ERROR_CHARACTERS:])])

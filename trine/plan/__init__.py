@@ -2,7 +2,8 @@
 
 `resolve(config, path)` leaves no `auto` and no None. The plan is printed, hashed, and sent to workers."""
 
-from .memory import size
+from trine.amount import size
+
 from .record import Choice, Plan, Reasons
 from .resolve import resolve
 

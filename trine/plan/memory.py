@@ -5,16 +5,17 @@ It does not know which kernels run.
 
 from __future__ import annotations
 
-import re
+from math import prod
 from typing import Any
 
 from msgspec import Struct
 
+from trine.amount import human, size
 from trine.config import Config
 from trine.errors import ConfigError
 
 from .kernel import BYTES, Kernels
-from .record import Reasons, count
+from .record import Reasons
 
 KV_BYTES_ON_A_CPU = 4 * 2**30  # unless memory is given: a laptop has other work too
 SEQUENCES, BUDGET = 64, 512  # on a CPU; tokens of a step are what a waiting stream waits for
@@ -82,8 +83,8 @@ def sizes(
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], dtype: str, reasons: Reasons) -> int:
-    embedding = sum(count(shape) for name, shape in shapes.items() if "embed_tokens" in name)
-    weights = sum(map(count, shapes.values())) * BYTES[dtype] + (4 * embedding if dtype == "int8" else 0)
+    embedding = sum(prod(shape) for name, shape in shapes.items() if "embed_tokens" in name)
+    weights = sum(map(prod, shapes.values())) * BYTES[dtype] + (4 * embedding if dtype == "int8" else 0)
     embedded = ", the embedding in float32 too" if dtype == "int8" else ""
     reasons.note("weights", human(weights), f"as {dtype}{embedded}")
     return weights
@@ -179,22 +180,3 @@ def refuse_more_than_there_is(config: Config, sizes: Sizes, pages: int) -> None:
             f"{field}: {human(need)} would be used, and this machine has {human(sizes.machine)}; give less",
             field,
         )
-
-
-def size(text: str, field: str) -> int:
-    """Bytes of "8GiB", "500MB", "2g" or a plain number; ConfigError names `field`."""
-    found = re.fullmatch(r"\s*([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([kmgt]?)(i?)b?\s*", text.lower())
-    if not found:
-        raise ConfigError(f"{field}: a size such as 8GiB or 500MB is wanted, found {text!r}", field)
-    number, unit, binary = found.groups()
-    base = 1000 if unit and not binary and text.lower().rstrip().endswith("b") else 1024
-    return int(float(number) * base ** " kmgt".index(unit or " "))
-
-
-def human(count: float) -> str:
-    """Bytes for a person."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.4g} {unit}"
-        count /= 1024
-    return f"{count:.4g} GiB"

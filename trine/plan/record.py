@@ -72,11 +72,3 @@ class Reasons:
         shown = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
         self.choices.append(Choice(name, shown, why))
         return value
-
-
-def count(shape: tuple[int, ...]) -> int:
-    """Numbers in a tensor of this shape."""
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from trine.errors import ConfigError
 from . import memory
 from .kernel import BYTES, choose
 from .machine import platform as find_platform
-from .record import Plan, Reasons, count
+from .record import Plan, Reasons
 
 GPU_DEPTH = 2
 GPU_THREADS = 8  # of the host: loading a checkpoint is all they do
@@ -96,7 +97,7 @@ def _shapes(config: Config, checkpoint: Any, family: Any, model: Any) -> dict[st
 def _note_model(
     config: Config, checkpoint: Any, model: Any, shapes: dict[str, tuple[int, ...]], reasons: Reasons
 ) -> str:
-    millions = sum(map(count, shapes.values())) / 1e6
+    millions = sum(map(prod, shapes.values())) / 1e6
     whence = "random weights" if config.load_format == "dummy" else f"from {checkpoint.kind}"
     what = f"{model.model_type}, {model.num_hidden_layers} blocks, {millions:,.0f}M parameters, {whence}"
     return reasons.note("model", served_name(config), what)
@@ -171,7 +172,7 @@ def _reach(model: Any, shapes: dict[str, tuple[int, ...]]) -> float:
     """Operations of all layers' attention for one position, by those of a token's products."""
     seen = sum(4 * model.num_attention_heads * kind.head_dim for kind in model.kv())
     apart = ("embed_tokens.weight", "lm_head.weight")  # looked up; computed only where a row samples
-    linear = sum(count(s) for name, s in shapes.items() if len(s) > 1 and not name.endswith(apart))
+    linear = sum(prod(s) for name, s in shapes.items() if len(s) > 1 and not name.endswith(apart))
     return seen / max(1, 2 * linear)
 
 

@@ -115,6 +115,7 @@ class Front:
             try:
                 return await self._life(engine, ready, address(self.config.host, public))
             finally:
+                self.told.set()  # a start that failed ends the listeners too: none of them by itself
                 for listener in listeners:
                     listener.should_exit = True
                 await asyncio.wait(running, timeout=LAST_SECONDS + 2)
