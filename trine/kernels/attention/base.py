@@ -72,6 +72,7 @@ class Want(Struct, frozen=True):
     sinks: bool = False
     invariant: bool = True  # a token's result must not depend, in any bit, on what shares the step
     device: str = "cpu"
+    capability: tuple[int, int] = (0, 0)  # of a GPU: Facts.capability
 
 
 class Store(Protocol):
