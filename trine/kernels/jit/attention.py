@@ -33,19 +33,28 @@ def _attend(
     D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, CAUSAL: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """Folds positions max(begin, low)..end into (high, weight, acc), in blocks that start at `begin`.
+    """Folds positions max(begin, low)..end into (high, weight, acc), in blocks that start at `begin`; `low` counts with
+    a window only, and lies in the first block.
 
+    Pages are looked up a block ahead, so that nothing which is read waits for something else to be read.
     CAUSAL: a query at edge[m] sees no position behind it, nor (WINDOW) any that is not of its last WINDOW."""
     d = tl.arange(0, DP)
     precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    t = begin + tl.arange(0, N)
+    there = t < end
+    if WINDOW > 0:
+        there = there & (t >= low)
+    page = tl.load(PAGES + t // PAGE, mask=there, other=0)
     for p in tl.range(begin, end, N, num_stages=STAGES):
         t = p + tl.arange(0, N)
-        ok = (t < end) & (t >= low)
-        page = tl.load(PAGES + t // PAGE, mask=ok, other=0).to(tl.int64)
-        at = page * page_stride + (t % PAGE).to(tl.int64) * place_stride
+        ok = t < end
+        if WINDOW > 0:
+            ok = ok & (t >= low)
+        at = page.to(tl.int64) * page_stride + (t % PAGE) * place_stride
         mask = ok[:, None] if D == DP else ok[:, None] & (d < D)[None, :]
         k = tl.load(K + at[:, None] + d[None, :], mask=mask, other=0.0).to(q.dtype)
         v = tl.load(V + at[:, None] + d[None, :], mask=mask, other=0.0).to(q.dtype)
+        page = tl.load(PAGES + (t + N) // PAGE, mask=t + N < end, other=0)
         s = _scores(tl.dot(q, tl.trans(k), input_precision=precision), scale, SOFTCAP)
         seen = ok[None, :]
         if CAUSAL:
