@@ -6,7 +6,7 @@ Shapes of launches depend on the sizes of a row alone, or touch no sum: a row's 
 from __future__ import annotations
 
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +41,7 @@ class Triton:
     def __init__(self, want: Want | None = None) -> None:
         from trine.kernels.jit import fused
 
-        self.jit = fused
+        self.jit: Any = fused
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 

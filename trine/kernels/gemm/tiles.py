@@ -33,10 +33,11 @@ class Tiles:
     def __init__(self, want: Want) -> None:
         from trine.kernels.jit import gemm, gemv
 
-        self.gemm, self.gemv = gemm, gemv
+        self.gemm: Any = gemm
+        self.gemv: Any = gemv
         pdl = want.device == "cuda" and want.capability >= (9, 0)
         self.pdl: dict[str, Any] = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
-        self.part = torch.empty(SPLITS * TILE)
+        self.part = torch.empty(SPLITS * TILE, dtype=torch.float32)
         self.count = torch.zeros(SPLITS, dtype=torch.int32)
 
     def product(

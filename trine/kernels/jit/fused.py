@@ -5,6 +5,7 @@ of it depends on the rows beside it. Weights are read before the wait for the ke
 kernel behind may start at once: it waits itself.
 """
 
+# pyright: reportAttributeAccessIssue=false
 import triton
 import triton.language as tl
 

@@ -6,6 +6,7 @@ sums to PART, and whichever is last adds them up. The order is the same, so the 
 of the product, since 64 of its rows always exist: so 16 rows of X need not fill 64.
 """
 
+# pyright: reportAttributeAccessIssue=false
 import triton
 import triton.language as tl
 

@@ -6,6 +6,7 @@ the wait for it (PDL): its end and this one's beginning overlap. What stands bef
 part of it: the norm of x, since every program holds all of x; the residual; the gated activation.
 """
 
+# pyright: reportAttributeAccessIssue=false
 import triton
 import triton.language as tl
 
