@@ -37,7 +37,7 @@ chat: $(VENV)/.base  ## the same model in this terminal
 
 setup: $(VENV)/.dev  ## everything for working on the code
 
-test: $(VENV)/.dev  ## all tests that need no GPU
+test: $(VENV)/.dev  ## all tests that need no GPU: host, CPU, kernels under Triton's interpreter
 	@$(BIN)/trine pull smollm2 --quiet || echo "smollm2 could not be fetched: tests on real weights will be skipped and counted"
 	@$(BIN)/python tools/check.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
@@ -55,8 +55,8 @@ sim: $(VENV)/.dev  ## simulate STEPS steps of the engine core, and report
 mutants: $(VENV)/.dev  ## break the core on purpose: every break must be noticed
 	@$(BIN)/python tools/mutants.py
 
-gpu: $(VENV)/.dev  ## tests that need a GPU
-	@if ls tests/gpu/test_*.py >/dev/null 2>&1; then $(BIN)/python -m pytest tests/gpu; else echo "no GPU kernels yet: nothing to test on a GPU"; fi
+gpu: $(VENV)/.dev  ## tests that need a GPU; without one they are skipped and say so
+	@$(BIN)/python -m pytest tests/gpu -rs
 
 bench: $(VENV)/.base  ## load a running server on PORT and print percentiles
 	@$(BIN)/trine bench serve --url http://127.0.0.1:$(PORT) $(FLAGS)

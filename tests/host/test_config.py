@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trine.errors import ConfigError
-from trine.flags import add_flags, fields, make, read
+from trine.errors import ConfigError, TrineError
+from trine.flags import PEERS, add_flags, fields, make, read
+from trine.refuse import refuse
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +45,13 @@ def parsed(*words: str):
         (["--schedule-policy", "prefix"], "policy", "prefix"),
         (["--attention-backend", "reference"], "attention", "reference"),
         (["--dtype", "float32"], "dtype", "float32"),
+        (["--dtype", "half"], "dtype", "float16"),
+        (["--dtype", "float"], "dtype", "float32"),
+        (["--kv-cache-dtype", "fp8_e4m3"], "kv_cache_dtype", "fp8"),
+        (["--device", "cuda"], "platform", "cuda"),
+        (["--device", "h200"], "platform", "h200"),
+        (["--enforce-eager"], "enforce_eager", True),
+        (["--disable-cuda-graph"], "enforce_eager", True),
         (["--no-batch-invariant"], "batch_invariant", False),
         (["--api-key", "a", "--api-key", "b"], "api_key", ("a", "b")),
     ],
@@ -62,6 +70,10 @@ def test_flags_that_users_of_other_engines_type(words: list[str], name: str, val
         ({"gpu_memory_utilization": float("nan")}, "gpu_memory_utilization", "from 0.05"),
         ({"max_model_len": "4"}, "max_model_len", "int"),
         ({"policy": "sjf"}, "policy", "sjf"),
+        ({"policy": "prefx"}, "policy", "did you mean 'prefix'"),
+        ({"platform": "tpu"}, "platform", "cuda"),
+        ({"attention": "flsh"}, "attention", "reference"),
+        ({"dtype": "int4"}, "dtype", "int4"),
         ({"modle": "x"}, "modle", "did you mean 'model'"),
     ],
 )
@@ -110,6 +122,68 @@ def test_the_options_page_is_what_the_code_says() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.parametrize(
+    "words,hint",
+    [
+        ("serve --max-num-seq 3", "did you mean --max-num-seqs?"),
+        ("serve --trust-remote-code", "never run"),
+        ("serve m --enable-prefix-caching", "always so"),
+        ("bench offline --workload w1 --tp-sizes 2", "did you mean --tp-size?"),
+        ("serve a b", "'b'"),
+        ("serve --dtype int4", "invalid choice"),
+        ("bench offline --workload w1 --repeat 0", "from 1"),
+        ("frob", "serve"),
+    ],
+)
+def test_a_flag_that_is_not_there_is_one_line(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from trine.cli import main
+
+    with pytest.raises(SystemExit) as caught:
+        main(words.split())
+    said = capsys.readouterr().err
+    assert caught.value.code == 2 and hint in said and said.count("\n") == 1
+
+
+def test_hints_for_flags_of_others_are_for_flags_that_are_not_ours() -> None:
+    assert not {name for field in fields() for name in (field.flag, *field.alias)} & set(PEERS)
+
+
+@pytest.mark.parametrize(
+    "options,hint",
+    [
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size 2"),
+        ({"platform": "h100"}, "for `trine plan`"),
+        ({"max_model_len": 4096}, "4096 is more than the 2048"),
+        ({"memory": "lots"}, "8GiB"),
+        ({"load_format": "auto"}, "--load-format dummy"),
+        ({}, "a server needs one"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_starts(
+    tmp_path: Path, options: dict[str, object], hint: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 2048}')
+    with pytest.raises(TrineError, match=hint):
+        refuse(make({"load_format": "dummy"} | options), tmp_path)
+
+
+def test_memory_that_cannot_hold_the_weights_is_refused_and_an_unknown_family_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "llama"}')
+    monkeypatch.setattr("trine.loader.folder.Folder._tensors", lambda self: {})
+    monkeypatch.setattr("trine.loader.folder.Folder.names", lambda self: {"a": (1000, 1000)})
+    refuse(make({"memory": "1MB"}), tmp_path)
+    with pytest.raises(ConfigError, match="cannot hold the weights"):
+        refuse(make({"memory": "1.9MB", "dtype": "bfloat16"}), tmp_path)
+    config.write_text('{"model_type": "nobody"}')
+    with pytest.raises(TrineError, match=r"'nobody'.*llama"):
+        refuse(make({}), tmp_path)
+
+
 def test_help_of_every_command_works() -> None:
     from trine.cli import parser
 
@@ -119,6 +193,7 @@ def test_help_of_every_command_works() -> None:
         ["generate"],
         ["plan"],
         ["bench", "serve"],
+        ["bench", "offline"],
         ["pull"],
         ["list"],
         ["rm"],
