@@ -16,7 +16,7 @@ from tests.cpu.test_worker import VOCAB, Running, make_plan, write_model
 from trine.core.types import Group, Request, Sampling
 from trine.platforms.cpu import Cpu
 
-KERNELS = {"attention": "triton", "fused": "triton"}
+KERNELS = {"attention": "triton", "fused": "triton", "table": "triton", "sampling": "triton"}
 
 
 class Captured:

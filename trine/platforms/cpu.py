@@ -74,7 +74,7 @@ class Cpu:
         torch.set_num_threads(count)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
 
     def event(self) -> Event:
         return Event()

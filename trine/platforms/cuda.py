@@ -64,7 +64,7 @@ class Cuda:
         torch.set_num_threads(count)
 
     def host_buffer(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(shape, dtype=dtype, pin_memory=True)
+        return torch.empty(shape, dtype=dtype, device="cpu", pin_memory=True)
 
     def event(self) -> Event:
         return Event()
