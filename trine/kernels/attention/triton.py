@@ -5,8 +5,8 @@ runs, and `merge`. Which program does what is planned on the device, once a step
 lengths there; what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs.
 Rows of several tokens are tiles of queries, each written by one program.
 
-With `invariant` every row is walked through alone and whole, in the blocks and tile shapes of prompts, so no bit
-of it depends on the step; shared runs are not used then.
+With `invariant` other kernels of the same shape attend in runs of 256 positions, folded in their order, so that
+no bit of a row depends on the step; shared runs are not used then.
 
 It does not know why slots share pages, nor what a step is for.
 """
@@ -25,6 +25,8 @@ from trine.core.types import Share
 from .base import Limits, Step, Store, Want
 
 DEPTH = 8  # shared runs of a slot, one behind the other; what is deeper is read as its own
+RUN = 256  # positions of a run, with `invariant`
+MOST_RUNS = 8192  # of heads of rows that are cut: 16 MiB of results for 4 heads of 128
 RING = 8  # pinned buffers: one that the device may still read is not written
 HALF = ("bfloat16", "float16")
 EIGHTH = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
@@ -45,6 +47,7 @@ class Tuning(NamedTuple):
     registers: int = 0  # of a thread of that launch, at most; 0: as the compiler likes
     least: int = 1  # blocks of a program, at least
     prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
+    same: int = 64  # positions in one product, with `invariant`
     join: int = 4  # parts that are merged at a time
 
 
@@ -88,6 +91,7 @@ class Tree:
         self.want, self.store, self.platform, self.group = want, store, platform, group
         self.kernels = import_module("trine.kernels.jit.attention")
         self.plans = import_module("trine.kernels.jit.plan")
+        self.runs = import_module("trine.kernels.jit.attention_runs")
         self.limits = limits or Limits(256, 257, 2**17, 2**13)
         facts = platform.facts()
         self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
@@ -110,8 +114,11 @@ class Tree:
         self.places = max(16, _power(self.G))  # of a tile that one row has for itself
         self.tile = max(tuning.tile, self.places)
         self.prompt = max(tuning.prompt[0], self.places)
-        if want.invariant:  # the same tile, whatever it holds
-            self.places = self.prompt = max(64, self.places)
+        # With `invariant`: one tile and block, whatever it holds; on Hopper 64 places are what four warps multiply.
+        self.same = {"M": max(64, self.places), "N": tuning.same, "RUN": RUN, "STAGES": 2, "num_warps": 4}
+        self.same["enable_fp_fusion"] = False
+        if want.invariant:
+            self.prompt = self.same["M"]
         scale = want.head_dim**-0.5 if want.scale is None else want.scale
         self.scale = scale * 1.4426950408889634
         if want.softcap:
@@ -143,7 +150,7 @@ class Tree:
         self.tiles, self.list2, self.desk2 = table(self.T, 4), table(self.T + 2, 8), table(self.programs2, 8)
         self.seats, self.row_of = table(self.T, self.TM), table(self.S)
         self.prompts = table(-(-tokens // (self.prompt // self.G)) + rows, 2)
-        lines = 1 if want.invariant else (rows * want.kv_heads + self.programs) * self.G
+        lines = (MOST_RUNS if want.invariant else rows * want.kv_heads + self.programs) * self.G
         lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.shared else 1
 
         def parts(lines: int, width: int) -> Tensor:
@@ -164,22 +171,18 @@ class Tree:
         rows = len(step.lengths)
         bound = -(-step.bound.tokens // (self.prompt // self.G)) + rows - step.singles
         if step.singles:
-            # A window is no shared run's concern; without cuts the block only says where a row begins.
             self.plans.plan_singles[(1,)](
                 step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
                 self.list2, self.desk2, self.seats, self.row_of, step.singles, self.programs,
-                self.programs2,                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N1=self._block(), N2=self.tuning.shared_block,
+                self.programs2,                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N1=self.tuning.block, N2=self.tuning.shared_block,
                 LEAST=self.tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
-                SHARED=self.shared, WHOLE=self.want.invariant, PDL=self.modern, num_warps=8, **self.options,
+                SHARED=self.shared, RUN=RUN if self.want.invariant else 0, MOST=MOST_RUNS, PDL=self.modern, num_warps=8, **self.options,
             )  # fmt: skip
         if rows > step.singles:
             self.plans.plan_prompts[(1,)](
                 step.starts, self.head, self.prompts, step.singles, rows, TM=self.prompt // self.G, RB=128
             )
         return Planned(step.singles, rows, bound)
-
-    def _block(self) -> int:
-        return self.tuning.prompt[1] if self.want.invariant else self.tuning.block
 
     def run(self, q: Tensor, layer: int, step: Step, sinks: Tensor | None = None) -> Tensor:
         """`sinks` [heads]: a logit for each query head, where `want.sinks`."""
@@ -190,10 +193,11 @@ class Tree:
         q = q.view(len(q), self.want.heads, -1)
         out = torch.empty((len(q), self.want.heads * self.want.head_dim), dtype=q.dtype, device=q.device)
         sink = q if sinks is None else sinks
-        if plan.singles:
+        if plan.singles and self.want.invariant:
+            self._runs(q, k, v, plan, step, out, sink)
+        elif plan.singles:
             self._parts(q, k, v, step, out, sink)
-            if not self.want.invariant:
-                self._merge(plan, step, out, sink)
+            self._merge(plan, step, out, sink)
         if plan.rows > plan.singles:
             self._prompts(q, k, v, plan, step, out, sink)
         return out
@@ -206,17 +210,16 @@ class Tree:
             k.stride(1), k.stride(2), self.scale,
         )  # fmt: skip
         options = self.read | self.options | {
-            "M1": self.places, "M2": self.tile, "N1": self._block(), "N2": tuning.shared_block,
-            "WHOLE": self.want.invariant, "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "PDL": self.modern,
+            "M1": self.places, "M2": self.tile, "N1": tuning.block, "N2": tuning.shared_block,
+            "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "PDL": self.modern,
         }  # fmt: skip
         if tuning.registers:
             options["maxnreg"] = tuning.registers
-        warps = self._warps() if self.want.invariant else tuning.warps
         launch = self.kernels.parts
         if self.split:
             launch[(self.programs2,)](*given, KIND=2, num_warps=tuning.shared_warps, **options)
         kind = 1 if self.split else 0 if self.shared else 3
-        launch[(self.programs,)](*given, KIND=kind, num_warps=warps, **options)
+        launch[(self.programs,)](*given, KIND=kind, num_warps=tuning.warps, **options)
 
     def _merge(self, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
         self.kernels.merge[(plan.singles, self.want.kv_heads)](
@@ -228,16 +231,32 @@ class Tree:
     def _prompts(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
     ) -> None:
-        pages, (_, block, _, stages) = step.pages[self.group], self.tuning.prompt
-        self.kernels.prompts[(self.want.kv_heads, plan.tiles)](
+        pages, (_, block, warps, stages) = step.pages[self.group], self.tuning.prompt
+        given = (
             q, k, v, pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts, q.stride(0),
-            pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale, M=self.prompt, N=block,
-            STAGES=stages, num_warps=self._warps(), **self.read,
+            pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale,
         )  # fmt: skip
+        grid = (self.want.kv_heads, plan.tiles)
+        if self.want.invariant:
+            self.runs.prompt_runs[grid](*given, **self.same, **self.read)
+        else:
+            self.kernels.prompts[grid](
+                *given, M=self.prompt, N=block, STAGES=stages, num_warps=warps, **self.read
+            )
 
-    def _warps(self) -> int:
-        """Of a prompt's tile; on Hopper 64 places are what one group of four warps multiplies."""
-        return min(self.tuning.prompt[2], max(4, self.prompt // 16))
+    def _runs(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
+    ) -> None:
+        pages = step.pages[self.group]
+        self.runs.runs[(self.programs,)](
+            q, k, v, pages, out, sink, self.head, self.list, self.desk, self.values, self.sums, q.stride(0),
+            pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale, PDL=self.modern, **self.same,
+            **self.read, **self.options,
+        )  # fmt: skip
+        self.runs.merge_runs[(plan.singles, self.want.kv_heads)](
+            self.head, self.rows, self.values, self.sums, out, sink, GP=_power(self.G), PDL=self.modern,
+            num_warps=4, enable_fp_fusion=False, **self.common, **self.options,
+        )  # fmt: skip
 
 
 class Ring:
@@ -309,9 +328,11 @@ def _tune(want: Want, facts: Any) -> Tuning:
         )
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        return Tuning(block=block, stages=2, shared_block=block, shared_stages=2, prompt=(64, block, 4, 2))
+        return Tuning(
+            block=block, stages=2, shared_block=block, shared_stages=2, prompt=(64, block, 4, 2), same=block
+        )
     if wide > 128:
-        return Tuning(block=32, shared_block=32, prompt=(128, 32, 8, 2))
+        return Tuning(block=32, shared_block=32, prompt=(128, 32, 8, 2), same=32)
     return Tuning()
 
 

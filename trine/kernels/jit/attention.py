@@ -107,7 +107,7 @@ def _private(
     Q, K, V, PAGES, OUT, SINK, HEAD, LIST, DESK, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    EXACT: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """This program's chunk of the rows' own positions: M places for one row's G heads."""
     pid = tl.program_id(0)
@@ -126,8 +126,6 @@ def _private(
         block = (x - c0 * H) % blocks
         n = tl.minimum(blocks - block, stop - x)
         begin = first + block * N
-        behind = end if WHOLE else tl.minimum(begin + n * N, end)
-        low = tl.maximum(first, end - WINDOW) if WINDOW > 0 else first
         line = (row * H + head) * G + g
         at = row.to(tl.int64) * q_stride + (head * G + g) * D
         q = tl.load(Q + at[:, None] + d[None, :], mask=cells, other=0.0)
@@ -135,7 +133,7 @@ def _private(
         high, weight, acc = _attend(
             q, high, tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32),
             K + head * head_stride, V + head * head_stride, PAGES + slot.to(tl.int64) * pages_stride,
-            begin, low, behind, g, page_stride, place_stride, scale,
+            begin, first, tl.minimum(begin + n * N, end), g, page_stride, place_stride, scale,
             D, DP, PAGE, N, WINDOW, SOFTCAP, False, EXACT, STAGES,
         )  # fmt: skip
         if (n == blocks) & (alone == 1):
@@ -200,7 +198,7 @@ def parts(
     q_stride, pages_stride, page_stride, place_stride, head_stride, scale,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, M1: tl.constexpr,
     M2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SINKS: tl.constexpr, EXACT: tl.constexpr, WHOLE: tl.constexpr, STAGES1: tl.constexpr, STAGES2: tl.constexpr,
+    SINKS: tl.constexpr, EXACT: tl.constexpr, STAGES1: tl.constexpr, STAGES2: tl.constexpr,
     KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As many programs as the plan was made for.
@@ -216,7 +214,7 @@ def parts(
         _private(
             Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
             place_stride, head_stride, scale,
-            H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
+            H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, STAGES1,
         )  # fmt: skip
     elif KIND == 2:
         _shared(
@@ -236,7 +234,7 @@ def parts(
                 _private(
                     Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride,
                     page_stride, place_stride, head_stride, scale,
-                    H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, WHOLE, STAGES1,
+                    H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, STAGES1,
                 )  # fmt: skip
     if PDL and KIND == 1:
         tl.extra.cuda.gdc_wait()
@@ -368,7 +366,7 @@ def prompts(
 
 
 def samples() -> list[Sample]:
-    return [_parts(), _parts(HD=256, N=32), _parts(kv="*fp8e4nv"), _parts(whole=True), *_others()]
+    return [_parts(), _parts(HD=256, N=32), _parts(kv="*fp8e4nv"), _parts(kind=1), *_others()]
 
 
 def _read(kv: str, HD: int) -> tuple[dict[str, str], dict[str, object]]:
@@ -383,17 +381,16 @@ def _read(kv: str, HD: int) -> tuple[dict[str, str], dict[str, object]]:
     return types, shape | {"EXACT": False}
 
 
-def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, whole: bool = False) -> Sample:
+def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, kind: int = 0) -> Sample:
     types, constants = _read(kv, HD)
     tables = ("HEAD", "LIST1", "DESK1", "LIST2", "DESK2", "SEATS")
     types |= dict.fromkeys(tables, "*i32") | dict.fromkeys(("VALUES1", "SUMS1", "VALUES2", "SUMS2"), "*fp32")
     constants |= {
-        "M1": 64 if whole else 16,
+        "M1": 16,
         "M2": 64,
         "N1": N,
         "N2": N,
-        "KIND": 3 if whole else 0,
-        "WHOLE": whole,
+        "KIND": kind,
     }
     constants |= {"STAGES1": 2, "STAGES2": 2}
     targets = tuple(t for t in TARGETS if kv == "*bf16" or t[1] in (90, 100))  # older ones have other fp8

@@ -10,7 +10,7 @@ Tables are of int32. A segment (8 numbers): 0 its row (of a shared run: its plac
 page table leads to it, 2 first position, 3 end, 4 blocks of one head before it, 5 the same with its own, 6 its
 place in the list, 7 whether nothing else is to be merged with it. A row (4): 0 blocks before it, 1 its blocks,
 2 its place in the list, 3 whether it shares. A tile, which is a shared run with up to TM slots: the first three.
-Head: 0 and 1 blocks in all and the chunk, of rows; 2 and 3, of tiles; 4 tiles of prompts.
+Head: 0 and 1 blocks in all and the chunk, of rows; 2 and 3, of tiles; 4 tiles of prompts; 5 whether no row is cut.
 
 Nothing here knows of heads' contents, layers or dtypes.
 """
@@ -26,11 +26,12 @@ def plan_singles(
     SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, n, programs, programs2,
     H: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TM: tl.constexpr, DEPTH: tl.constexpr, N1: tl.constexpr,
     N2: tl.constexpr, LEAST: tl.constexpr, RB: tl.constexpr, TB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr,
-    WHOLE: tl.constexpr, PDL: tl.constexpr,
+    RUN: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program. `n` rows of one token each; SHARE as `share` in the backend lays it out.
 
-    WHOLE: a row's positions are one block, so that no cut goes through them."""
+    RUN: blocks are runs of so many positions, from multiples of it on; rows are not cut where they are many, or
+    where there are more than MOST runs."""
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -39,8 +40,18 @@ def plan_singles(
             s = s0 + tl.arange(0, RB)
             tl.store(ROWOF + s, tl.full([RB], -1, tl.int32), mask=s < S)
         tl.debug_barrier()
-    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, N1, RB, WINDOW, SHARED, WHOLE)
+    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, N1, RB, WINDOW, SHARED, RUN)
     tl.debug_barrier()
+    if RUN > 0:
+        whole = (blocks * H > MOST) | (listed * H >= 4 * programs)
+        tl.store(HEAD + 5, whole.to(tl.int32))
+        if whole:
+            blocks = listed
+            for s0 in range(0, listed, RB):
+                s = s0 + tl.arange(0, RB)
+                tl.store(LIST1 + s * 8 + 4, s, mask=s < listed)
+                tl.store(LIST1 + s * 8 + 5, s + 1, mask=s < listed)
+        tl.debug_barrier()
     chunk = tl.maximum(tl.cdiv(blocks * H, programs), LEAST)
     tl.store(HEAD, blocks * H)
     tl.store(HEAD + 1, chunk)
@@ -59,7 +70,7 @@ def plan_singles(
 @triton.jit
 def _rows(
     SLOTS, LENGTHS, OWN, ROWS, LIST, ROWOF, n,
-    N: tl.constexpr, RB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, WHOLE: tl.constexpr,
+    N: tl.constexpr, RB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """Each row's own positions: those behind what it shares. Returns how many segments, and their blocks."""
     listed = tl.sum(tl.zeros([RB], tl.int32), 0)
@@ -73,8 +84,6 @@ def _rows(
         member = tl.zeros([RB], tl.int32)
         if WINDOW > 0:
             first = tl.maximum(length - WINDOW, 0)
-            if WHOLE:
-                first = first // N * N  # blocks lie where a prompt's blocks do
         if SHARED:
             own = tl.load(OWN + slot, mask=live, other=0)
             shares = live & (own > 0) & (length >= own)
@@ -83,8 +92,8 @@ def _rows(
             member = shares.to(tl.int32)
         count = tl.where(live, length - first, 0)
         size = tl.cdiv(count, N)
-        if WHOLE:
-            size = tl.minimum(size, 1)
+        if RUN > 0:
+            size = tl.where(live, tl.cdiv(length, RUN) - first // RUN, 0)
         some = tl.minimum(size, 1)
         place = listed + tl.cumsum(some, 0) - some
         end = blocks + tl.cumsum(size, 0)
@@ -212,7 +221,7 @@ def samples() -> list[Sample]:
         Sample(
             plan_singles,
             dict.fromkeys(tables, "*i32") | {"n": "i32", "programs": "i32", "programs2": "i32"},
-            shape | {"SHARED": True, "WHOLE": False},
+            shape | {"SHARED": True, "RUN": 0, "MOST": 0},
             {"num_warps": 8},
         ),
         Sample(
