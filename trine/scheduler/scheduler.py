@@ -270,6 +270,14 @@ class Scheduler:
         needs, held = cache.needs(seq.limit - 1, group), cache.held(seq, group)
         return max(needs, held) if cache.pools[group].window else max(0, needs - held)
 
+    def _claims(self, group: int) -> int:
+        """Of all that run, together."""
+        if self.sure or self.cache.pools[group].window:
+            return sum(self._claim(seq, group) for seq in self.running)
+        size = self.cache.size  # the same in one line: each admission asks for it
+        lacks = [-(-len(seq.tokens) // size) - len(seq.pages[group]) for seq in self.running]
+        return sum(lack for lack in lacks if lack > 0)
+
     def _supply(self, pool: PagePool) -> int:
         """What claims are set against."""
         return pool.total if self.sure and pool.window else pool.room
@@ -277,8 +285,7 @@ class Scheduler:
     def _owed(self, work: Work) -> list[int]:
         """By group, the claims of all that run."""
         if work.owed is None:
-            groups = range(len(self.cache.pools))
-            work.owed = [sum(self._claim(seq, group) for seq in self.running) for group in groups]
+            work.owed = [self._claims(group) for group in range(len(self.cache.pools))]
         return work.owed
 
     def _others(self, work: Work, seq: Sequence) -> list[int]:
@@ -325,10 +332,8 @@ class Scheduler:
             # Each time it was preempted it wants twice the room to spare, so that it seldom is again.
             spare = 0 if self.sure else len(self.running) << min(seq.life, 24)
             for group, pool in enumerate(cache.pools):
-                wanted = (
-                    owed[group] + self._claim(seq, group) + (0 if pool.window and not seq.life else spare)
-                )
-                if self._supply(pool) < wanted:
+                more = 0 if pool.window and not seq.life else spare
+                if self._supply(pool) < owed[group] + self._claim(seq, group) + more:
                     return False
             most = self._most(owed, seq) if self.sure and cache.windows else None
         want = seq.planned + work.chunk(seq.planned, seq.todo)
@@ -467,28 +472,15 @@ class Scheduler:
     # ---- looking ------------------------------------------------------------------------
     def stats(self, rows: int = 0, tokens: int = 0, seconds: float = 0.0, idle: float = 0.0) -> StepStats:
         """All counts, with what the engine knows of the last step and of the device's idle time."""
-        view, counts = self.cache.view(self.running), self.counts
-        return StepStats(
-            step=counts.steps,
+        told = StepStats(
             seconds=seconds,
             idle_seconds=idle,
             rows=rows,
             tokens=tokens,
             running=len(self.running),
             waiting=len(self.waiting),
-            pages=view.pages,
-            held=view.held,
-            cached=view.cached,
-            reserved_tokens=view.reserved,
-            used_tokens=view.used,
-            prompt_tokens=counts.prompt,
-            hit_tokens=counts.hit,
-            computed_tokens=counts.computed,
-            output_tokens=counts.output,
-            preemptions=counts.preemptions,
-            finished=counts.finished,
-            aborted=counts.aborted,
         )
+        return self.counts.add(told, self.cache.view(self.running))
 
 
 def _ticket(seq: Sequence) -> int:

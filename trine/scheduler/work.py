@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
+from trine.cache.manager import View
+from trine.core.stats import StepStats
 from trine.core.types import Copy, Grant, Join, Row, Sequence, Write
 
 from .mix import Mix
@@ -63,3 +67,22 @@ class Counts:
     preemptions: int = 0
     finished: int = 0
     aborted: int = 0
+
+    def add(self, told: StepStats, view: View) -> StepStats:
+        """What is told of the moment, with memory and all that was counted."""
+        return replace(
+            told,
+            step=self.steps,
+            pages=view.pages,
+            held=view.held,
+            cached=view.cached,
+            reserved_tokens=view.reserved,
+            used_tokens=view.used,
+            prompt_tokens=self.prompt,
+            hit_tokens=self.hit,
+            computed_tokens=self.computed,
+            output_tokens=self.output,
+            preemptions=self.preemptions,
+            finished=self.finished,
+            aborted=self.aborted,
+        )
