@@ -48,7 +48,7 @@ class Tuning(NamedTuple):
     least: int = 1  # blocks of a program, at least
     prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
     same: int = 64  # positions in one product, with `invariant`
-    join: int = 4  # parts that are merged at a time
+    join: int = 8  # parts that are merged at a time
 
 
 class Planned(NamedTuple):
@@ -225,7 +225,7 @@ class Tree:
         self.kernels.merge[(plan.singles, self.want.kv_heads)](
             step.slots, self.shares, self.head, self.rows, self.tiles, self.values, self.sums, self.values2,
             self.sums2, out, sink, GP=_power(self.G), M=self.tile, S=self.S, DEPTH=DEPTH, SHARED=self.shared,
-            B=self.tuning.join, PDL=self.modern, num_warps=2, **self.common, **self.options,
+            B=self.tuning.join, PDL=self.modern, num_warps=4, **self.common, **self.options,
         )  # fmt: skip
 
     def _prompts(

@@ -103,8 +103,18 @@ def _segment(ENTRY):
 
 
 @triton.jit
+def _work(HEAD, DESK):
+    """This program's chunk: where in the line of work it begins and ends, and the segment there."""
+    pid = tl.program_id(0)
+    total, chunk = tl.load(HEAD), tl.load(HEAD + 1)
+    begin = pid * chunk
+    row, slot, first, end, c0, c1, place, alone = _segment(DESK + pid * 8)
+    return begin, tl.minimum(begin + chunk, total), row, slot, first, end, c0, c1, place, alone
+
+
+@triton.jit
 def _private(
-    Q, K, V, PAGES, OUT, SINK, HEAD, LIST, DESK, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
+    Q, K, V, PAGES, OUT, SINK, work, LIST, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
     EXACT: tl.constexpr, STAGES: tl.constexpr,
@@ -114,10 +124,7 @@ def _private(
     g, d = tl.arange(0, M), tl.arange(0, DP)
     mask = g < G
     cells = mask[:, None] & (d < D)[None, :]
-    total, chunk = tl.load(HEAD), tl.load(HEAD + 1)
-    x = pid * chunk
-    stop = tl.minimum(x + chunk, total)
-    row, slot, first, end, c0, c1, place, alone = _segment(DESK + pid * 8)
+    x, stop, row, slot, first, end, c0, c1, place, alone = work
     while x < stop:
         # The next segment's numbers are asked for before this one's long loop.
         row2, slot2, first2, end2, c2, c3, place2, alone2 = _segment(LIST + (place + 1) * 8)
@@ -153,7 +160,7 @@ def _private(
 
 @triton.jit
 def _shared(
-    Q, K, V, PAGES, HEAD, LIST, DESK, SEATS, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
+    Q, K, V, PAGES, work, LIST, SEATS, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -161,10 +168,7 @@ def _shared(
     pid = tl.program_id(0)
     TM: tl.constexpr = M // G
     m, d = tl.arange(0, M), tl.arange(0, DP)
-    total, chunk = tl.load(HEAD + 2), tl.load(HEAD + 3)
-    x = pid * chunk
-    stop = tl.minimum(x + chunk, total)
-    tile, slot, first, end, c0, c1, place, _ = _segment(DESK + pid * 8)
+    x, stop, tile, slot, first, end, c0, c1, place, _ = work
     while x < stop:
         tile2, slot2, first2, end2, c2, c3, place2, _ = _segment(LIST + (place + 1) * 8)
         blocks = c1 - c0
@@ -205,20 +209,24 @@ def parts(
 
     KIND 0: all in one launch; 3: there are no shared runs. Or two launches whose programs share multiprocessors:
     first 2, the shared runs, then 1, the rows' own. The latter needs nothing of the former, so it waits only at its
-    end, for `merge`; when it starts, all programs of the former have waited for what came before."""
+    end, for `merge`; when it starts, all programs of the former have waited for what came before.
+
+    The plan is read before the wait: nothing that follows its kernel starts before that has ended."""
+    work = _work(HEAD, DESK1)
+    work2 = _work(HEAD + 2, DESK2)
     if PDL:
         if KIND != 1:
             tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
     if KIND == 1 or KIND == 3:
         _private(
-            Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
+            Q, K, V, PAGES, OUT, SINK, work, LIST1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
             place_stride, head_stride, scale,
             H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, STAGES1,
         )  # fmt: skip
     elif KIND == 2:
         _shared(
-            Q, K, V, PAGES, HEAD, LIST2, DESK2, SEATS, VALUES2, SUMS2, q_stride, pages_stride, page_stride,
+            Q, K, V, PAGES, work2, LIST2, SEATS, VALUES2, SUMS2, q_stride, pages_stride, page_stride,
             place_stride, head_stride, scale, H, G, D, DP, PAGE, M2, N2, SOFTCAP, EXACT, STAGES2,
         )  # fmt: skip
     else:
@@ -226,13 +234,13 @@ def parts(
         for turn in range(2):
             if (turn == 1) == late:
                 _shared(
-                    Q, K, V, PAGES, HEAD, LIST2, DESK2, SEATS, VALUES2, SUMS2, q_stride, pages_stride,
+                    Q, K, V, PAGES, work2, LIST2, SEATS, VALUES2, SUMS2, q_stride, pages_stride,
                     page_stride, place_stride, head_stride, scale,
                     H, G, D, DP, PAGE, M2, N2, SOFTCAP, EXACT, STAGES2,
                 )  # fmt: skip
             else:
                 _private(
-                    Q, K, V, PAGES, OUT, SINK, HEAD, LIST1, DESK1, VALUES1, SUMS1, q_stride, pages_stride,
+                    Q, K, V, PAGES, OUT, SINK, work, LIST1, VALUES1, SUMS1, q_stride, pages_stride,
                     page_stride, place_stride, head_stride, scale,
                     H, G, D, DP, PAGE, M1, N1, WINDOW, SOFTCAP, SINKS, EXACT, STAGES1,
                 )  # fmt: skip

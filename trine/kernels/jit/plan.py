@@ -33,8 +33,7 @@ def plan_singles(
     RUN: blocks are runs of so many positions, from multiples of it on; rows are not cut where they are many, or
     where there are more than MOST runs."""
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()  # and no early launch of others: they read the plan before they wait
     if SHARED:
         for s0 in range(0, S, RB):
             s = s0 + tl.arange(0, RB)
