@@ -41,6 +41,7 @@ test: $(VENV)/.dev  ## all tests that need no GPU: host, CPU, kernels under Trit
 	@$(BIN)/trine pull smollm2 --quiet || echo "smollm2 could not be fetched: tests on real weights will be skipped and counted"
 	@$(BIN)/python tools/check.py
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/jit -n $(WORKERS) --dist worksteal
 
 check: $(VENV)/.dev  ## format, lint, types, import rules, sizes
 	@$(BIN)/ruff format --check trine tests tools
