@@ -95,11 +95,13 @@ class Decoder(nn.Module):
         """Logits [samples, vocab] in float32."""
         x, residual = None, self.embed(step.ids)
         turn = self.rope(step.positions)
-        for block in self.blocks:
+        *blocks, last = self.blocks
+        for block in blocks:
             x, residual = block(x, residual, turn, step)
-        if step.wanted is not None:
+        x, residual = last.attend(x, residual, turn, step)
+        if step.wanted is not None:  # nobody looks any more at what became of the others
             if not len(step.wanted):
-                return residual.new_empty(0, self.config.vocab_size)  # chunks of prompts only
-            x = None if x is None else x.index_select(0, step.wanted)
-            residual = residual.index_select(0, step.wanted)
+                return x.new_empty(0, self.config.vocab_size)  # chunks of prompts only
+            x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
+        x, residual = last.after(x, residual)
         return self.head(self.norm(x, residual)[0])

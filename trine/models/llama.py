@@ -97,20 +97,19 @@ class Block(nn.Module):
         """What relatives change."""
         return None
 
-    def before(self, x: Tensor | None, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Pure: everything before attention."""
-        return self.qkv.normed(self.norm1, x, residual)
+    def attend(self, x: Tensor | None, residual: Tensor, turn: Any, step: Step) -> tuple[Tensor, Tensor]:
+        """Up to what attention gives. x: what is not yet added to the residual."""
+        qkv, residual = self.qkv.normed(self.norm1, x, residual)
+        return self.attention(qkv, turn, step), residual
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Pure: everything behind attention."""
+        """Pure: everything behind attention. x, out: what is not yet added to the residual."""
         return self.mlp(self.norm2, *self.out.added(x, residual))
 
     def forward(
         self, x: Tensor | None, residual: Tensor, turn: Any, step: Step
     ) -> tuple[Tensor | None, Tensor]:
-        """x, in and out: what is not yet added to the residual."""
-        qkv, residual = self.before(x, residual)
-        return self.after(self.attention(qkv, turn, step), residual)
+        return self.after(*self.attend(x, residual, turn, step))
 
 
 class Model(Decoder):
