@@ -21,9 +21,9 @@ KV_BYTES_ON_A_CPU = 4 * 2**30  # unless memory is given: a laptop has other work
 SEQUENCES, BUDGET = 64, 512  # on a CPU; tokens of a step are what a waiting stream waits for
 GPU_SEQUENCES, GPU_BUDGET, LEAST_BUDGET = 256, 8192, 1024
 GPU_SHARE = 0.9  # of what is free
-# On a GPU, beside what is counted: code of libraries and their work space, graphs, what the allocator rounds up.
+# On a GPU, beside what is counted: code of libraries and their work space, graphs, partial results of attention
+# (85 MiB for 256 rows of an 8B), what the allocator rounds up.
 RESERVE = 2**30
-PARTIALS = 4  # results of a prompt's runs of keys that attention keeps before it merges them, in float32
 LEAST_PAGES = 2  # page 0 and one more
 
 
@@ -96,16 +96,15 @@ def _cpu_work(model: Any) -> Work:
 
 
 def _gpu_work(config: Config, model: Any, kernels: Kernels) -> Work:
-    """The widest moment of a layer is its MLP (both halves, their product, two hidden states) or its
-    attention (queries, keys and values, the queries turned, the result and its partials)."""
+    """The widest moment of a layer is its MLP (both halves, their product, hidden states) or its attention
+    (queries, keys and values, the queries turned, the result)."""
     kind = model.kv()[0]
     heads = model.num_attention_heads * kind.head_dim
     qkv = heads + 2 * kind.kv_heads * kind.head_dim
-    partials = PARTIALS * (heads + 2 * model.num_attention_heads) * 4
     each = BYTES[kernels.activations]
     token = max(
         (4 * model.hidden_size + 3 * model.intermediate_size) * each,
-        (3 * model.hidden_size + qkv + 2 * heads) * each + partials,
+        (3 * model.hidden_size + qkv + 2 * heads) * each,
     )
     length = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
     slot = (length + 1 + -(-length // config.block_size)) * 4  # its tokens and its pages
