@@ -42,6 +42,7 @@ def test_a_file_keeps_the_house_rules(name: str, text: str) -> None:
         ("trine/x.py", '"""x"""\nimport httpx', "outwards"),
         ("trine/x.py", '"""x"""\nos.environ["A"]', "environment"),
         ("trine/x.py", '"""x"""\ntorch.cuda.is_available()', "platforms/cuda.py"),
+        ("trine/x.py", '"""x"""\ndef f():\n    import triton', "kernels/jit"),
         ("trine/x.py", '"""x"""\ndef f():\n    global a\n    a = 1', "global"),
         ("trine/x.py", '"""x"""\n' + "a = 1\n" * 600, "at most 500"),
         ("trine/x.py", '"""x"""\ndef f():\n' + "    a = 1\n" * 61, "at most 60"),
