@@ -164,10 +164,20 @@ def _spread(LIST, DESK, listed, chunk, H: tl.constexpr, RB: tl.constexpr):
         end = tl.load(LIST + s * 8 + 5, mask=ok, other=0) * H
         program = tl.cdiv(begin, chunk)
         count = tl.where(ok, (end - 1) // chunk - program + 1, 0)
+        row, slot = tl.load(LIST + s * 8, mask=ok), tl.load(LIST + s * 8 + 1, mask=ok)
+        first, last = tl.load(LIST + s * 8 + 2, mask=ok), tl.load(LIST + s * 8 + 3, mask=ok)
+        c0, c1 = tl.load(LIST + s * 8 + 4, mask=ok), tl.load(LIST + s * 8 + 5, mask=ok)
+        alone = tl.load(LIST + s * 8 + 7, mask=ok)
         for k in range(0, tl.max(count, 0)):
-            for j in tl.static_range(8):
-                value = tl.load(LIST + s * 8 + j, mask=k < count)
-                tl.store(DESK + (program + k) * 8 + j, value, mask=k < count)
+            entry = DESK + (program + k) * 8
+            tl.store(entry, row, mask=k < count)
+            tl.store(entry + 1, slot, mask=k < count)
+            tl.store(entry + 2, first, mask=k < count)
+            tl.store(entry + 3, last, mask=k < count)
+            tl.store(entry + 4, c0, mask=k < count)
+            tl.store(entry + 5, c1, mask=k < count)
+            tl.store(entry + 6, s, mask=k < count)
+            tl.store(entry + 7, alone, mask=k < count)
 
 
 @triton.jit
