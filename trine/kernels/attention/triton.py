@@ -38,11 +38,11 @@ class Tuning(NamedTuple):
     block: int = 64  # positions in one product
     stages: int = 3  # how far reading runs ahead
     warps: int = 4
-    each: int = 2  # programs for each multiprocessor
+    each: int = 3  # programs for each multiprocessor
     tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
-    shared_block: int = 64
+    shared_block: int = 32
     shared_stages: int = 3
-    shared_warps: int = 0  # 0: rows' own positions and shared runs are one launch, of as many programs
+    shared_warps: int = 4  # 0: rows' own positions and shared runs are one launch, of as many programs
     shared_each: int = 1  # else
     registers: int = 0  # of a thread of that launch, at most; 0: as the compiler likes
     least: int = 1  # blocks of a program, at least
@@ -77,6 +77,9 @@ class Tree:
             return "is for heads of at most 256 numbers, and at most 64 of them for each KV head"
         if want.dtype not in (*HALF, "float32") or want.kv_dtype not in (*HALF, "float32", *EIGHTH):
             return f"knows no {want.dtype} with KV of {want.kv_dtype}"
+        capability: tuple[int, int] = getattr(want, "capability", (9, 0))
+        if want.device == "cuda" and want.kv_dtype in EIGHTH and (0, 0) < capability < (8, 9):
+            return f"KV of {want.kv_dtype} needs compute capability 8.9"
         return None
 
     def __init__(
@@ -328,9 +331,8 @@ def _tune(want: Want, facts: Any) -> Tuning:
         )
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        return Tuning(
-            block=block, stages=2, shared_block=block, shared_stages=2, prompt=(64, block, 4, 2), same=block
-        )
+        cut = {"stages": 2, "each": 2, "shared_block": block, "shared_stages": 2, "shared_warps": 0}
+        return Tuning(block=block, prompt=(64, block, 4, 2), same=block, **cut)
     if wide > 128:
         return Tuning(block=32, shared_block=32, prompt=(128, 32, 8, 2), same=32)
     return Tuning()
