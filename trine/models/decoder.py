@@ -95,13 +95,13 @@ class Decoder(nn.Module):
         """Logits [samples, vocab] in float32."""
         x, residual = None, self.embed(step.ids)
         turn = self.rope(step.positions)
-        *blocks, last = self.blocks
-        for block in blocks:
+        blocks: list[Any] = list(self.blocks)
+        for block in blocks[:-1]:
             x, residual = block(x, residual, turn, step)
-        x, residual = last.attend(x, residual, turn, step)
+        x, residual = blocks[-1].attend(x, residual, turn, step)
         if step.wanted is not None:  # nobody looks any more at what became of the others
             if not len(step.wanted):
                 return x.new_empty(0, self.config.vocab_size)  # chunks of prompts only
             x, residual = x.index_select(0, step.wanted), residual.index_select(0, step.wanted)
-        x, residual = last.after(x, residual)
+        x, residual = blocks[-1].after(x, residual)
         return self.head(self.norm(x, residual)[0])

@@ -75,6 +75,14 @@ class Cuda:
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 
+    def launches(self, call: Callable[[], Any]) -> int:
+        """Kernels that `call` orders, copies not counted."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+            call()
+            torch.cuda.synchronize()
+        orders = [event for event in seen.events() or [] if event.device_type.name == "CUDA"]
+        return sum(not event.name.startswith(("Memcpy", "Memset")) for event in orders)
+
     def graph(self) -> Graph:
         return Graph()
 

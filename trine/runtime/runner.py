@@ -37,7 +37,7 @@ class Runner:
         self.attention = attention  # by KV group
         device = table.state.arena.device
         self.graphs = Graphs(self._singles, graph, list(buckets), device) if graph and buckets else None
-        count = max(buckets, default=0)
+        count = max(buckets, default=1)
         self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
 
     def run(self, rows: list[Row]) -> Tensor:
@@ -55,6 +55,10 @@ class Runner:
         if self.graphs is None:
             return 0
         return self.graphs.warm(lambda bucket: self.table.slots([], bucket))
+
+    def nobody(self, rows: int) -> Tensor:
+        """A step of rows that have no tenant, eagerly."""
+        return self._singles(self.table.slots([], rows))
 
     def _singles(self, slots: Tensor) -> Tensor:
         """Logits [slots, vocab] of each slot's next token. No number of it is known to the host."""

@@ -137,7 +137,7 @@ class Worker:
     @torch.inference_mode()
     def call(self, name: str, **values: Any) -> Any:
         """Something rare: "seconds" of the start, by phase; "memory": bytes of KV, and free on the device; "warm":
-        record all graphs there may be, gives how many."""
+        record all graphs there may be, gives how many; "kernels": launches of a step of one row, and of one layer."""
         match name:
             case "seconds":
                 return dict(self.seconds)
@@ -145,8 +145,13 @@ class Worker:
                 return {"kv": self.store.bytes, "free": self.platform.memory()[0]}
             case "warm":
                 return self.runner.warm()
+            case "kernels" if self.platform.asynchronous:
+                step = self.platform.launches(lambda: self.runner.nobody(1))
+                return {"step": step, "layer": round(step / len(self.plan.layer_groups), 1)}
             case _:
-                raise Unsupported(f"a worker knows no {name!r}; it knows: memory, seconds, warm")
+                raise Unsupported(
+                    f"a worker knows no {name!r} here; it knows: kernels, memory, seconds, warm"
+                )
 
     def _table(self) -> Table:
         plan = self.plan
