@@ -76,7 +76,7 @@ class Sequence:
     promised: int = 0  # at most this many more are being sampled in flight
     ahead: list[int] = field(default_factory=list[int])  # ids a grammar forces after the promised one
     unsent: list[int] = field(default_factory=list[int])  # of those, what the device was not told yet
-    guessed: bool = False  # has the drafter run since this slot was joined
+    guessed: bool = False  # has the drafter run after its last token; no matter before it samples in a life
     planned: int = 0  # upper bound of tokens with KV once the flights land
     computed: int = 0  # tokens whose KV is certain
     cached: int = 0  # tokens that its first admission found in the cache

@@ -254,7 +254,6 @@ class Scheduler:
         seq.status = Status.WAITING
         seq.unsent = []  # what is forced goes with the next join
         seq.planned = seq.computed = 0
-        seq.guessed = False
         seq.life += 1
         self.counts.preemptions += 1
         insort(self.waiting, seq, key=_ticket)
