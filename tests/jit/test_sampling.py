@@ -101,6 +101,16 @@ def test_every_control_alone(name: str) -> None:
     assert torch.equal(KERNEL.choose(rows, make_rows(asks)).said, expected.said)
 
 
+@pytest.mark.parametrize("name", ["top_k", "top_p", "all filters"])
+def test_a_cut_that_is_not_where_it_was_looked_for(name: str) -> None:
+    """No room for what is collected: the whole row is searched."""
+    rows = torch.randint(-8, 9, (2, 70), generator=torch.Generator().manual_seed(2)).float()
+    asks, crowded = [CASES[name], CASES[name]._replace(seed=3)], Triton()
+    crowded.chunk, crowded.wide, crowded.room = 64, 128, 2
+    expected = Reference().choose(rows, make_rows(asks))
+    assert torch.equal(crowded.choose(rows, make_rows(asks)).said, expected.said)
+
+
 def test_a_mix_of_all(logits: torch.Tensor) -> None:
     asks, before = mixed(), logits.clone()
     found = KERNEL.choose(logits, make_rows(asks))

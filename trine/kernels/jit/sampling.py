@@ -20,8 +20,9 @@ WIDE = tl.constexpr(12)
 TEMPERATURE, TOP_P, MIN_P = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 TOP_K, SEED = tl.constexpr(0), tl.constexpr(1)
 KNOWN = tl.constexpr(0)
-UNIT = tl.constexpr(2.0**40)  # probabilities are added as whole numbers of 1 / UNIT of the largest one
 LAST = tl.constexpr(0x7FFFFFFF)
+# nats, and their bits: what lies deeper can win no race (E is between 2^-32 and 16); all of it together is < 1e-8
+DEEPEST = tl.constexpr(0x41FF3333)  # 31.9
 
 
 @triton.jit
@@ -98,6 +99,26 @@ def first(values, best, ids):
 
 
 @triton.jit
+def depth(x, top, temperature):
+    """How far below the largest, as a whole number that grows with it: bits of a float that is not negative."""
+    far = tl.where(x > NEVER, tl.abs(tl.div_rn(x - top, temperature)), float("inf"))
+    return far.to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def nth(deep, limit, n):
+    """The n-th smallest depth, or the limit if that is less."""
+    low = tl.minimum(tl.min(deep, 0), limit)
+    while low < limit:
+        middle = low + (limit - low) // 2
+        if tl.sum((deep <= middle).to(tl.int32), 0) >= n:
+            limit = middle
+        else:
+            low = middle + 1
+    return limit
+
+
+@triton.jit
 def race(
     LOGITS, WORK, WHERE, SLOTS, RECORDS, REALS, WHOLES, TOPS, RACES, IDS, stride, vocab, chunks,
     EDITED: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
@@ -111,14 +132,15 @@ def race(
     ids = chunk * CHUNK + tl.arange(0, CHUNK)
     x = read(LOGITS, WORK, WHERE, row, stride, vocab, ids, EDITED)
     top = tl.max(x, 0)
-    best = top
-    winner = first(x, top, ids)
     if (tl.load(REALS + slot * WIDE + TEMPERATURE) > 0.0) & (filtered(REALS, WHOLES, slot) == 0):
         seed, position = tl.load(WHOLES + slot * WIDE + SEED), tl.load(RECORDS + slot * RECORD + KNOWN)
-        chance = tl.exp(tl.where(x > NEVER, tl.div_rn(x - top, cold(REALS, slot)), NEVER))
-        arrival = chance / noise(seed, position, ids)
+        steep = 1.4426950408889634 / cold(REALS, slot)
+        arrival = tl.exp2(tl.where(x > NEVER, (x - top) * steep, NEVER)) / noise(seed, position, ids)
         best = tl.max(arrival, 0)
         winner = first(arrival, best, ids)
+    else:
+        best = top
+        winner = first(x, top, ids)
     at = row * chunks + chunk
     tl.store(TOPS + at, top)
     tl.store(RACES + at, best)
@@ -126,8 +148,22 @@ def race(
 
 
 @triton.jit
+def bound(REALS, WHOLES, slot, tops, top, chunks, vocab):
+    """How deep a row with filters may go at most, from the largest of each chunk: bits of a depth.
+
+    What min_p leaves; and as deep as the n-th of the chunks, n = top_k, there are at least top_k tokens."""
+    min_p = tl.load(REALS + slot * WIDE + MIN_P)
+    limit = tl.abs(tl.log(tl.maximum(min_p, 1e-30)).to(tl.float32)).to(tl.int32, bitcast=True)
+    limit = tl.minimum(limit, DEEPEST)
+    top_k = tl.load(WHOLES + slot * WIDE + TOP_K)
+    if (top_k > 0) & (top_k <= chunks) & (top_k < vocab):
+        limit = nth(depth(tops, top, cold(REALS, slot)), limit, top_k)
+    return limit
+
+
+@triton.jit
 def settle(
-    TOPS, RACES, IDS, SLOTS, REALS, WHERE, FLAGS, TOP, SAID, chunks, rows,
+    TOPS, RACES, IDS, SLOTS, REALS, WHOLES, WHERE, FLAGS, TOP, LIMIT, SAID, chunks, rows, vocab,
     EDITED: tl.constexpr, CHUNKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A row: its largest logit, and the winner of winners. Rows with filters get one that is replaced later."""
@@ -156,81 +192,11 @@ def settle(
             # if all that the model gave is finite, it was the edits
             if tl.load(FLAGS + edited, mask=edited >= 0, other=0) == 1:
                 error = 1
+    if filtered(REALS, WHOLES, slot):
+        tl.store(LIMIT + row, bound(REALS, WHOLES, slot, tops, top, chunks, vocab))
     tl.store(TOP + row, top)
     tl.store(SAID + row, winner)
     tl.store(SAID + rows + row, error)
-
-
-@triton.jit
-def depth(x, top, temperature):
-    """How far below the largest, as a whole number that grows with it: bits of a float that is not negative."""
-    far = tl.where(x > NEVER, tl.abs(tl.div_rn(x - top, temperature)), float("inf"))
-    return far.to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def weigh(LOGITS, WORK, WHERE, row, stride, vocab, top, temperature, limit,
-          MASS: tl.constexpr, EDITED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """How many logits lie at most `limit` deep; with MASS, what their chances add up to."""
-    total = tl.zeros([BLOCK], tl.int64)
-    for start in range(0, vocab, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        x = read(LOGITS, WORK, WHERE, row, stride, vocab, i, EDITED)
-        deep = depth(x, top, temperature)
-        inside = (deep <= limit) & (i < vocab) & (x > NEVER)
-        if MASS:
-            chance = tl.exp(-tl.where(inside, deep, 0).to(tl.float32, bitcast=True))
-            total += tl.where(inside, (chance * UNIT).to(tl.int64), 0)
-        else:
-            total += inside.to(tl.int64)
-    return tl.sum(total, 0)
-
-
-@triton.jit
-def cut(
-    LOGITS, WORK, WHERE, SLOTS, REALS, WHOLES, WHICH, TOP, CUTS, stride, vocab,
-    EDITED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """How deep row WHICH[program] may go: min_p, top_k, then top_p of what these leave. Equals stay together."""
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
-    row = tl.load(WHICH + tl.program_id(0)).to(tl.int32)
-    slot = tl.load(SLOTS + row).to(tl.int32)
-    temperature, top = cold(REALS, slot), tl.load(TOP + row)
-    min_p, top_p = tl.load(REALS + slot * WIDE + MIN_P), tl.load(REALS + slot * WIDE + TOP_P)
-    top_k = tl.load(WHOLES + slot * WIDE + TOP_K)
-    limit = 0x7F800000
-    if min_p > 0.0:
-        limit = tl.abs(tl.log(min_p).to(tl.float32)).to(tl.int32, bitcast=True)
-    if top > NEVER:
-        if (top_k > 0) & (top_k < vocab):
-            low = 0
-            while low < limit:
-                middle = low + (limit - low) // 2
-                found = weigh(
-                    LOGITS, WORK, WHERE, row, stride, vocab, top, temperature, middle, False, EDITED, BLOCK
-                )
-                if found >= top_k:
-                    limit = middle
-                else:
-                    low = middle + 1
-        if top_p < 1.0:
-            total = weigh(
-                LOGITS, WORK, WHERE, row, stride, vocab, top, temperature, limit, True, EDITED, BLOCK
-            )
-            need = top_p * total.to(tl.float64)
-            low = 0
-            while low < limit:
-                middle = low + (limit - low) // 2
-                found = weigh(
-                    LOGITS, WORK, WHERE, row, stride, vocab, top, temperature, middle, True, EDITED, BLOCK
-                )
-                if found.to(tl.float64) >= need:
-                    limit = middle
-                else:
-                    low = middle + 1
-    tl.store(CUTS + tl.program_id(0), limit)
 
 
 @triton.jit
@@ -355,17 +321,17 @@ def report(
 
 def samples() -> list[Sample]:
     """Indices as a GPU has them; logits of two dtypes."""
-    ints = ("WHERE", "SLOTS", "RECORDS", "IDS", "FLAGS", "SAID", "WHICH", "CUTS", "RANKS")
+    ints = ("WHERE", "SLOTS", "RECORDS", "IDS", "FLAGS", "SAID", "WHICH", "CUTS", "RANKS", "LIMIT")
     types = dict.fromkeys(ints, "*i32") | {"WHOLES": "*i64", "KEYS": "*i64", "REALS": "*fp64"}
     types |= dict.fromkeys(("WORK", "TOPS", "RACES", "TOP", "SUMS", "CHANCES"), "*fp32")
     types |= dict.fromkeys(("stride", "vocab", "chunks", "rows"), "i32")
-    wholes = {"CHUNK": 1024, "CHUNKS": 128, "BLOCK": 4096, "MOST": 20, "ALL": 4096}
+    wholes = {"CHUNK": 1024, "CHUNKS": 128, "MOST": 20, "ALL": 4096}
     made = []
     for logits, edited in (("*fp32", False), ("*bf16", True)):
         both = types | {"LOGITS": logits}
         constants = wholes | {"EDITED": edited}
         for kernel, warps in (
-            (race, 4), (settle, 2), (cut, 16), (race_above, 4), (settle_above, 2), (see, 4), (report, 8),
+            (race, 4), (settle, 2), (race_above, 4), (settle_above, 2), (see, 4), (report, 8),
         ):  # fmt: skip
             names = kernel.arg_names
             made.append(

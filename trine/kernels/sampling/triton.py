@@ -17,7 +17,9 @@ from torch import Tensor
 from .base import Ask, Choice, Rows, Seen
 
 CHUNK = 1024  # logits of a program: a row of 128,256 is 126 of them, about one for each multiprocessor
-WIDE = 4096  # logits that one program takes at a time where a row is its alone
+WIDE = 4096  # logits of a program that counts or collects
+BINS, FACTS = 4096, 4  # of kernels/jit/filters.py
+ROOM = 8192  # depths of a row that can be collected
 
 
 class Plan(NamedTuple):
@@ -50,22 +52,22 @@ class Triton:
         return None if find_spec("triton") else "triton is not installed"
 
     def __init__(self, want: Any = None) -> None:
-        from trine.kernels.jit import edits, sampling
+        from trine.kernels.jit import edits, filters, sampling
 
-        self.jit, self.edits = sampling, edits
+        self.jit, self.edits, self.filters = sampling, edits, filters
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl: dict[str, Any] = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
         self.plan = Plan([], None, [], False)
-        self.chunk, self.wide = CHUNK, WIDE
+        self.chunk, self.wide, self.room = CHUNK, WIDE, ROOM
 
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
         plan = self._plan(rows)
         edited = None
         if plan.edits or rows.early or rows.allowed:
             edited = self._edit(logits, rows, plan)
-        said, tops, top = self._race(logits, rows, edited)
+        said, *found = self._race(logits, rows, edited)
         if plan.filters is not None:
-            self._filter(logits, rows, edited, plan.filters, said, tops, top)
+            self._filter(logits, rows, edited, plan.filters, said, *found)
         return Choice(said)
 
     def logprobs(self, logits: Tensor, choice: Choice, which: list[int], most: int, rows: Rows) -> Seen:
@@ -95,12 +97,13 @@ class Triton:
             self.plan = Plan(asks, places, edits, any(ask.penalties for ask in asks))
         return self.plan
 
-    def _race(self, logits: Tensor, rows: Rows, edited: Edited | None) -> tuple[Tensor, Tensor, Tensor]:
-        """What is said of all rows, and the largest logits of their chunks, and of themselves."""
+    def _race(self, logits: Tensor, rows: Rows, edited: Edited | None) -> tuple[Tensor, ...]:
+        """What is said of all rows, the largest logits of their chunks, and of themselves, and how deep they go."""
         count, vocab = logits.shape
         state, chunks, device = rows.state, -(-vocab // self.chunk), logits.device
         tops = torch.empty(2, count, chunks, dtype=torch.float32, device=device)
         top = torch.empty(count, dtype=torch.float32, device=device)
+        limit = torch.empty(count, dtype=torch.int32, device=device)
         ids = torch.empty(count, chunks, dtype=torch.int32, device=device)
         said = torch.empty(2, count, dtype=torch.int32, device=device)
         work, where, flags = edited or (logits, rows.slots, rows.slots)
@@ -109,10 +112,11 @@ class Triton:
             logits.stride(0), vocab, chunks, edited is not None, self.chunk, num_warps=4, **self.pdl,
         )  # fmt: skip
         self.jit.settle[(count,)](
-            tops[0], tops[1], ids, rows.slots, state.reals, where, flags, top, said, chunks, count,
+            tops[0], tops[1], ids, rows.slots, state.reals, state.wholes, where, flags, top, limit, said,
+            chunks, count, vocab,
             edited is not None, power(chunks), num_warps=2, **self.pdl,
         )  # fmt: skip
-        return said, tops[0], top
+        return said, tops[0], top, limit
 
     def _filter(
         self,
@@ -123,6 +127,7 @@ class Triton:
         said: Tensor,
         tops: Tensor,
         top: Tensor,
+        limit: Tensor,
     ) -> None:
         """Choose again for the rows `which`, among the ids that their filters leave."""
         vocab, count, state = logits.shape[1], len(which), rows.state
@@ -131,9 +136,28 @@ class Triton:
         races = torch.empty(count, chunks, dtype=torch.float32, device=logits.device)
         ids = torch.empty(count, chunks, dtype=torch.int32, device=logits.device)
         work, where, _ = edited or (logits, rows.slots, None)
-        self.jit.cut[(count,)](
-            logits, work, where, rows.slots, state.reals, state.wholes, which, top, cuts,
-            logits.stride(0), vocab, edited is not None, self.wide, num_warps=16, **self.pdl,
+        flag, parts, each = edited is not None, -(-vocab // self.wide), self.wide // self.chunk
+        size = logits.stride(0), vocab, chunks
+        # two sums, counts by bin, how many were collected, facts, what was collected
+        words = [count * n for n in (4, 2 * BINS, 4, FACTS, self.room)]
+        space = torch.empty(sum(words), dtype=torch.int32, device=logits.device)
+        space[: sum(words[:3])].zero_()
+        sums, histogram, filled, found, depths = space.split(words)
+        sums, histogram = sums.view(torch.int64), histogram.view(torch.int64)
+        self.filters.spread[(parts, count)](
+            logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, tops, histogram, *size,
+            flag, each, self.wide, num_warps=8, **self.pdl,
+        )  # fmt: skip
+        self.filters.bracket[(count,)](
+            rows.slots, state.reals, state.wholes, which, histogram, found, vocab, num_warps=8, **self.pdl
+        )
+        self.filters.collect[(parts, count)](
+            logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, tops, found, filled, sums, depths,
+            *size, flag, each, self.wide, self.room, num_warps=8, **self.pdl,
+        )  # fmt: skip
+        self.filters.select[(count,)](
+            logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, found, sums, depths, cuts,
+            *size[:2], flag, self.wide, self.room, num_warps=16, **self.pdl,
         )  # fmt: skip
         self.jit.race_above[(chunks, count)](
             logits, work, where, rows.slots, state.records, state.reals, state.wholes, which, top, cuts, tops,
