@@ -77,7 +77,7 @@ class Tree:
             return "is for heads of at most 256 numbers, and at most 64 of them for each KV head"
         if want.dtype not in (*HALF, "float32") or want.kv_dtype not in (*HALF, "float32", *EIGHTH):
             return f"knows no {want.dtype} with KV of {want.kv_dtype}"
-        capability = tuple(getattr(want, "capability", (9, 0)))
+        capability: Any = getattr(want, "capability", (9, 0))
         if want.device == "cuda" and want.kv_dtype in EIGHTH and (0, 0) < capability < (8, 9):
             return f"KV of {want.kv_dtype} needs compute capability 8.9"
         return None
