@@ -16,6 +16,7 @@ from trine.kernels.sampling.reference import Reference
 from trine.kernels.table.base import PIECE
 from trine.platforms.cpu import Cpu
 from trine.runtime.sampler import Sampler
+from trine.runtime.staging import DEEP, FIRST, Reports, Staging
 from trine.runtime.store import Store
 from trine.runtime.table import Table
 
@@ -274,3 +275,77 @@ def test_the_sampler_writes_what_it_tells() -> None:
     assert t.state.tokens[2, 2] == 2 and t.state.tokens[3, 2] == 1
     none = Sampler(t, Reference(), Cpu()).sample(8, rows[:1], torch.zeros(0, 3), None).result()
     assert none.tokens == [[]] and none.logprobs is None and none.errors is None
+
+
+class Slow(Cpu):
+    """A device that works behind the host's back: events come when they are let."""
+
+    asynchronous = True
+
+    def __init__(self) -> None:
+        self.events: list[Slow.Event] = []
+
+    class Event:
+        def __init__(self) -> None:
+            self.at, self.waited, self.ready = 0.0, 0, False
+
+        def record(self) -> None:
+            self.ready = False
+
+        def done(self) -> bool:
+            return self.ready
+
+        def wait(self) -> None:
+            self.waited += 1
+            self.ready = True
+
+        def since(self, earlier: Slow.Event) -> float:
+            return self.at - earlier.at
+
+    def event(self) -> Event:
+        self.events.append(Slow.Event())
+        return self.events[-1]
+
+
+def test_a_buffer_is_written_again_only_when_its_copy_is_done() -> None:
+    platform = Slow()
+    staging = Staging(CPU, platform)
+    staging.direct = False
+    for turn in range(3 * DEEP):
+        assert [e.waited for e in platform.events] == [(turn - 1 - i) // DEEP for i in range(min(turn, DEEP))]
+        assert staging.index([turn, 5]).tolist() == [turn, 5]
+    assert len(platform.events) == DEEP
+    before = staging.index([1, 2])
+    large = staging.index(list(range(FIRST + 1)))
+    assert large.tolist() == list(range(FIRST + 1)) and before.tolist() == [1, 2]
+
+
+def test_reports_are_buffers_that_come_back() -> None:
+    reports = Reports(CPU, Slow())
+    reports.direct = False
+    one, two = (reports.take(torch.tensor([[i, 2], [3, 4]], dtype=torch.int32)) for i in (0, 1))
+    assert one.array().tolist() == [[0, 2], [3, 4]] and two.array().tolist() == [[1, 2], [3, 4]]
+    reports.give(one)
+    three = reports.take(torch.tensor([0.5]))
+    assert three.buffer is one.buffer and three.array().tolist() == [0.5]
+    assert two.array().tolist() == [[1, 2], [3, 4]]
+
+
+def test_a_step_is_pending_until_its_event() -> None:
+    """And says how long the device had nothing to do before it."""
+    t, platform = table(), Slow()
+    t.apply(Batch(1, [], joins=[join(s, [1, 2], [[s], [s]]) for s in (1, 2)]))
+    sampler = Sampler(t, Reference(), platform)
+    pendings = []
+    for step in range(2):
+        began = platform.event()
+        began.at = 10.0 * step
+        pendings.append(
+            sampler.sample(step, [Row(1, 1, True), Row(2, 1, True)], torch.eye(2, 3), None, began)
+        )
+        pendings[-1].end.at = 10.0 * step + 7.0
+    assert not pendings[0].done()
+    pendings[0].end.ready = True
+    assert pendings[0].done() and pendings[0].result().idle == 0.0
+    later = pendings[1].result()
+    assert later.idle == 3.0 and later.tokens == [[0], [1]] and pendings[1].end.waited == 1

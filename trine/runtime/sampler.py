@@ -6,6 +6,7 @@ device but `Pending.result`, and that for its own step only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,14 +29,14 @@ class Known(NamedTuple):
     rows: Rows
     shown: list[int]  # rows that want logprobs
     most: int  # alternatives that any of them wants
-    late: bool  # some of them have to have a number of tokens before they end
+    late: list[int]  # slots that have to have a number of tokens before they end
 
 
 class Pending:
     """The result of one step, which may not be there yet."""
 
     def __init__(
-        self, step: int, rows: int, places: list[int], reports: Reports, counts: list[tuple[int, int]]
+        self, step: int, rows: int, places: Sequence[int], reports: Reports, counts: list[tuple[int, int]]
     ) -> None:
         self.step, self.rows, self.places, self.reports = step, rows, places, reports
         self.counts = counts  # rows that want logprobs, among those that sample, and how many alternatives
@@ -50,16 +51,19 @@ class Pending:
 
     def result(self) -> Result:
         """Waits for the device if it must. To be called once."""
-        result = Result(self.step, [[] for _ in range(self.rows)])
         if self.end is not None:
             self.end.wait()
+        result = Result(self.step, [[] for _ in range(self.rows)] if len(self.places) < self.rows else [])
         if self.begin is not None and self.before is not None:
             result.idle = max(0.0, self.begin.since(self.before))
         if not self.said:
             return result
         tokens, errors = self.said[0].array().tolist()
-        for i, token in zip(self.places, tokens, strict=True):
-            result.tokens[i] = [token]
+        if not result.tokens:
+            result.tokens = [[token] for token in tokens]
+        else:
+            for i, token in zip(self.places, tokens, strict=True):
+                result.tokens[i] = [token]
         if any(errors):
             result.errors = [None] * self.rows
             for i, error in zip(self.places, errors, strict=True):
@@ -99,10 +103,11 @@ class Sampler:
 
         `began`: an event recorded before the step's first work; the result then says how long the device
         had nothing to do before it."""
-        places = [i for i, row in enumerate(rows) if row.sample]
-        known = self._known([rows[i].slot for i in places])
+        slots = [row.slot for row in rows if row.sample]
+        places = range(len(rows)) if len(slots) == len(rows) else [i for i, r in enumerate(rows) if r.sample]
+        known = self._known(slots)
         pending = Pending(step, len(rows), places, self.reports, _counts(known, logits))
-        if places:
+        if slots:
             self._choose(pending, known, logits, masks)
         if self.platform is not None and self.platform.asynchronous:
             pending.begin, pending.before = began, self.ended
@@ -120,7 +125,7 @@ class Sampler:
             asked = asked._replace(allowed=allowed)
         choice = self.kernel.choose(logits, asked)
         table.append(asked.slots, choice.tokens)
-        table.grown(known.slots)
+        table.grown(known.late)
         pending.said.append(self.reports.take(choice.said))
         if known.shown:
             most = min(known.most, logits.shape[1])
@@ -133,7 +138,7 @@ class Sampler:
             rows = self.table.asked(slots)
             shown = [i for i, ask in enumerate(rows.asks) if ask.logprobs is not None]
             most = max((rows.asks[i].logprobs or 0 for i in shown), default=0)
-            late = any(ask.wholes[2] > 0 for ask in rows.asks)
+            late = [slot for slot, ask in zip(slots, rows.asks, strict=True) if ask.wholes[2] > 0]
             known = self.known = Known(slots, self.table.joined, rows, shown, most, late)
         return known
 

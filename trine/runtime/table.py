@@ -10,7 +10,8 @@
     reached(rows)                        the host's side of `singles`
     gather(rows) -> Step                 for rows of any count, in the order given, host's side included;
                                          those of one token come first
-    append(slots: Tensor[rows], tokens)  one sampled token each; the host's side is `grown(list)`
+    append(slots: Tensor[rows], tokens)  one sampled token each; the host's side is `grown(list)`,
+                                         for the slots where it matters
     asked(slots: list) -> Rows           what is asked of the next token of each, for a Chooser
     reach[slot], least[slot]             host: at most so many tokens are computed; at least so many are known
     state.tokens, .pages, .known, ...    the tensors; `pages` is by group [slots, pages]
