@@ -67,11 +67,15 @@ class Linear(Part):
             fused = self.quant.fuse(self, residual, (norm.weight, norm.eps), Behind(None, activation))
             if fused is not None:
                 return fused, residual
-        x, residual = norm(x, residual)
+        normal, residual = norm(x, residual)
         if activation:
-            fused = self.quant.fuse(self, x, None, Behind(None, activation)) if self.bias is None else None
-            return norm.fused.gated(self(x), activation) if fused is None else fused, residual
-        return self(x), residual
+            fused = (
+                None
+                if self.bias is not None
+                else self.quant.fuse(self, normal, None, Behind(None, activation))
+            )
+            return norm.fused.gated(self(normal), activation) if fused is None else fused, residual
+        return self(normal), residual
 
     def added(self, x: Tensor, residual: Tensor) -> tuple[Tensor | None, Tensor]:
         """(what of this product is not yet added to the residual, the residual)."""
