@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from .base import FLOATS, Behind, Want
-from .tiles import CORES, Shape, Tiles, cdiv
+from .choice import cdiv
+from .tiles import CORES, Shape, Tiles
 
 SHAPE = Shape(rows=128, outs=128, ins=64, warps=8, stages=4)
 WIDE = Shape(rows=64, outs=64, ins=32, warps=4, stages=2)  # float32: no tensor cores, twice the bytes

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from .base import Behind, Want
+from .choice import OVERLAP, STREAMED, Burst, Run, cdiv, power
 
 CORES = 132  # multiprocessors, where a device does not say: H100, H200
-SPLITS = 2 * CORES  # programs that may share scratch memory
-TILE = 128 * 128  # elements of the largest tile
+SPLITS = 2 * CORES  # tiles that fit in the scratch memory,
+TILE = 128 * 128  # of so many elements
 
 
 class Shape(NamedTuple):
@@ -31,53 +32,68 @@ class Tiles:
     """Launches. One for each product object: all its calls must be ordered one after the other."""
 
     def __init__(self, want: Want) -> None:
-        from trine.kernels.jit import gemm, gemv
+        from trine.kernels.jit import gemm, gemm_stream, gemv
 
         self.gemm: Any = gemm
         self.gemv: Any = gemv
-        pdl = want.device == "cuda" and want.capability >= (9, 0)
-        self.pdl: dict[str, Any] = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+        self.gemm_stream: Any = gemm_stream
+        self.cores = want.cores or CORES
+        modern = want.device == "cuda" and want.capability >= (9, 0)
+        self.pdl = overlapping(modern and OVERLAP > 0)
+        self.streamed = overlapping(modern and STREAMED > 0)
         self.part = torch.empty(SPLITS * TILE, dtype=torch.float32)
-        self.count = torch.zeros(SPLITS, dtype=torch.int32)
+        self.count = torch.zeros(SPLITS, dtype=torch.int32)  # always, but while a product runs
 
     def product(
-        self, x: Tensor, weight: Tensor, out: Tensor, shape: Shape, segments: int, behind: Behind, ahead: int = 0
-    ) -> Tensor:  # fmt: skip
+        self, x: Tensor, weight: Tensor, out: Tensor, shape: Shape, segments: int, behind: Behind
+    ) -> Tensor:
         """out = x W^T. Split when all programs fit in the scratch memory: the bits are the same."""
         (rows, ins), outs = x.shape, out.shape[1]
         tiles = cdiv(outs, shape.outs // (2 if behind.activation else 1))
         programs = tiles * cdiv(rows, shape.rows)
         length = cdiv(ins, segments * shape.ins) * shape.ins
-        split = segments > 1 and programs * segments <= SPLITS
+        split = segments > 1 and programs * segments * shape.rows * shape.outs <= SPLITS * TILE
+        split = split and programs <= SPLITS
         residual = behind.residual
         self.gemm.product[(programs * (segments if split else 1),)](
             x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins,
             segments, length, shape.rows, shape.outs, shape.ins, length * segments == ins, split, 8,
-            residual is not None, behind.activation, ahead if self.pdl["PDL"] else 0,
-            num_warps=shape.warps, num_stages=shape.stages, **self.pdl,
+            residual is not None, behind.activation, 0, PDL=False,
+            num_warps=shape.warps, num_stages=shape.stages,
+        )  # fmt: skip
+        return out
+
+    def stream(self, x: Tensor, weight: Tensor, out: Tensor, run: Run, behind: Behind) -> Tensor:
+        """The same for as many rows as the run's tile has at most, in equal shares for all multiprocessors."""
+        (rows, ins), outs = x.shape, out.shape[1]
+        assert rows <= run.rows and run.rows * run.outs <= TILE and self.cores <= SPLITS // 2
+        steps = cdiv(ins, run.ins)
+        total = steps * cdiv(outs, run.outs // (2 if behind.activation else 1))
+        per = cdiv(total, self.cores)
+        residual = behind.residual
+        pdl = self.streamed
+        self.gemm_stream.stream[(cdiv(total, per),)](
+            x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins, per,
+            steps, total, run.rows, run.outs, run.ins, steps * run.ins == ins, run.stages, residual is not None,
+            behind.activation, run.ahead if pdl["PDL"] else 0, run.late, num_warps=run.warps, **pdl,
         )  # fmt: skip
         return out
 
     def row(
-        self, x: Tensor, weight: Tensor, out: Tensor, shape: Shape, norm: tuple[Tensor, float] | None, behind: Behind
+        self, x: Tensor, weight: Tensor, out: Tensor, burst: Burst, norm: tuple[Tensor, float] | None, behind: Behind
     ) -> Tensor:  # fmt: skip
-        """The same for one row, whose norm may be part of it too. Of the shape only outs and warps count."""
+        """The same for one row, whose norm may be part of it too."""
         ins, outs = x.shape[1], out.shape[1]
         gain, eps = norm if norm else (x, 0.0)
         residual = behind.residual
-        self.gemv.gemv[(cdiv(outs, shape.outs),)](
-            x, weight, out, gain, out if residual is None else residual, eps, outs, ins, shape.outs,
+        self.gemv.gemv[(cdiv(outs, burst.outs),)](
+            x, weight, out, gain, out if residual is None else residual, eps, outs, ins, burst.outs,
             power(ins), power(ins) == ins, norm is not None, residual is not None, behind.activation,
-            num_warps=shape.warps,
-            **self.pdl,
+            burst.ahead if self.pdl["PDL"] else 0, num_warps=burst.warps, **self.pdl,
         )  # fmt: skip
         return out
 
 
-def cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
-def power(size: int) -> int:
-    """The next power of two."""
-    return 1 << max(0, size - 1).bit_length()
+def overlapping(whether: bool) -> dict[str, Any]:
+    """What a launch is told of the kernel before it."""
+    return {"PDL": True, "launch_pdl": True} if whether else {"PDL": False}

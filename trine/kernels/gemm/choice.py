@@ -1,0 +1,87 @@
+"""Which product in Triton is used for a weight and a number of rows on a GPU, and which is left to the library.
+
+All numbers that measurements decide are here. It launches nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .base import Want
+
+# One row.
+BURST = 16384  # bytes of W that a program asks for at once,
+LITTLE = 8192  # or, of a weight of less than SIZE numbers
+SIZE = 2**25
+THREAD = 32  # bytes of W that a thread asks for, about
+AHEAD = 0  # programs later whose W is brought near; 0: none
+NORMED = 2**23  # numbers of W up to which a norm is done by every program, instead of once before
+INPUTS = 32768  # what a program holds in registers
+
+# Few rows.
+FEW = 0  # rows up to which every weight is streamed; 0: the library is faster
+HEAD = 64  # rows up to which a weight of LARGE outputs or more is
+LARGE = 65536
+STEP = 512  # inputs of a run of one tile, at least
+
+# Rows up to which a kernel starts before the one in front of it is done (PDL): of the GEMV and small ones,
+OVERLAP = 1
+STREAMED = 0  # and of streams; 0: never
+
+
+class Burst(NamedTuple):
+    """A GEMV: a program's outputs and warps."""
+
+    outs: int
+    warps: int
+    ahead: int = 0
+
+
+class Run(NamedTuple):
+    """A stream through W: a tile, and how a program works on it."""
+
+    rows: int
+    outs: int
+    ins: int
+    warps: int
+    stages: int  # of inputs on their way at a time
+    ahead: int = 0  # bytes of each row of the first tile
+    late: bool = False
+
+
+class Choice:
+    """Of one kind of device and weights."""
+
+    def __init__(self, want: Want) -> None:
+        self.bytes = 4 if want.weights == "float32" else 2
+        self.modern = want.device == "cuda" and want.capability >= (9, 0)  # 227 KiB of shared memory, PDL
+
+    def one(self, outs: int, ins: int, gates: int) -> Burst | None:
+        """For one row; `outs` of the result, `gates` rows of W make one."""
+        if ins > INPUTS or ins % 8:
+            return None
+        line = power(ins) * self.bytes * gates
+        lines = max(1, (LITTLE if outs * gates * ins < SIZE else BURST) // line)
+        return Burst(lines, min(16, max(4, lines * line // (32 * THREAD))), AHEAD)
+
+    def norms(self, outs: int, ins: int) -> bool:
+        """Whether a GEMV also does the norm before it."""
+        return outs * ins <= NORMED
+
+    def few(self, rows: int, outs: int, ins: int) -> Run | None:
+        """For more rows than one. `outs` are rows of W."""
+        if rows > (HEAD if outs >= LARGE else FEW) or not self.modern or self.bytes != 2 or ins % 8:
+            return None  # tensor cores do not take float32
+        tile = max(16, power(rows))
+        if outs >= LARGE or outs * ins >= 2 * SIZE:
+            return Run(tile, 128, 128, 8, 4)
+        return Run(tile, 64, 128, 4, 5)
+
+
+def cdiv(a: int, b: int) -> int:
+    return -(-a // b)
+
+
+def power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(0, size - 1).bit_length()
