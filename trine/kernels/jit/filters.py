@@ -19,14 +19,14 @@ from .sampling import NEVER, TOP_K, TOP_P, WIDE, cold, depth, nth, read
 UNIT = tl.constexpr(2.0**40)  # of the whole numbers in which chances are added: the largest chance is 1
 BINS = tl.constexpr(4096)
 FAR = tl.constexpr(12.0)  # nats: without top_k what is deeper shares the last bin
-# a bin is a word of 64 bits: 18 of a count, 46 of chances of 2^-28
-COUNTS = tl.constexpr(46)
-ONE = tl.constexpr(1 << 46)
-CHANCES = tl.constexpr((1 << 46) - 1)
-BIN_UNIT = tl.constexpr(2.0**28)
+# a bin is a word of 64 bits: 19 of a count, 45 of chances in units of 2^-26
+COUNTS = tl.constexpr(45)
+ONE = tl.constexpr(1 << 45)
+CHANCES = tl.constexpr((1 << 45) - 1)
+BIN_UNIT = tl.constexpr(2.0**26)
 NONE = tl.constexpr(0x7FFFFFFF)
 MARGIN = tl.constexpr(2e-5)  # of all chances: how far what bins say of them may be off, nearly always
-LOW, HIGH, ABOVE, COUNT = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # of FOUND
+LOW, HIGH, COUNT, ABOVE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)  # of FOUND
 FACTS = tl.constexpr(4)
 
 
@@ -89,7 +89,7 @@ def spread(
 def bracket(
     SLOTS, REALS, WHOLES, WHICH, HISTOGRAM, FOUND, vocab, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Which bins are to be collected for row WHICH[program], how many depths lie before them and in them."""
+    """Which bins are to be collected for row WHICH[program]."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -98,7 +98,7 @@ def bracket(
     top_k, top_p = tl.load(WHOLES + slot * WIDE + TOP_K), tl.load(REALS + slot * WIDE + TOP_P).to(tl.float32)
     bins = tl.arange(0, BINS)
     words = tl.load(HISTOGRAM + place * BINS + bins)
-    counts = ((words >> COUNTS) & 0x3FFFF).to(tl.int32)
+    counts = ((words >> COUNTS) & 0x7FFFF).to(tl.int32)
     before = tl.cumsum(counts, 0) - counts
     some = (top_k > 0) & (top_k < vocab)
     # the bin of the last of top_k: behind those before which fewer than top_k lie
@@ -116,18 +116,18 @@ def bracket(
     found = FOUND + place * FACTS
     tl.store(found + LOW, low)
     tl.store(found + HIGH, high)
-    tl.store(found + ABOVE, tl.sum(tl.where(bins < low, counts, 0), 0))
-    tl.store(found + COUNT, tl.sum(tl.where((bins >= low) & (bins <= high), counts, 0), 0))
+    tl.store(found + COUNT, 0)
+    tl.store(found + ABOVE, 0)
 
 
 @triton.jit
 def collect(
-    LOGITS, WORK, WHERE, SLOTS, REALS, WHOLES, WHICH, TOP, LIMIT, TOPS, FOUND, FILLED, SUMS, DEPTHS,
+    LOGITS, WORK, WHERE, SLOTS, REALS, WHOLES, WHICH, TOP, LIMIT, TOPS, FOUND, SUMS, DEPTHS,
     stride, vocab, chunks,
     EDITED: tl.constexpr, CHUNKS: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """A part of row WHICH[program]: depths in the bracket go to DEPTHS [which, ROOM], chances before it and behind
-    it are added to SUMS [which, 2]; FILLED [which] counts. Without top_k, what is behind counts too."""
+    it are added to SUMS [which, 2], zero before; FOUND counts those in it and before it."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
         tl.extra.cuda.gdc_wait()
@@ -141,17 +141,22 @@ def collect(
         deep = depth(read(LOGITS, WORK, WHERE, row, stride, vocab, i, EDITED), top, temperature)
         top_k = tl.load(WHOLES + slot * WIDE + TOP_K)
         inside, bin = deep <= limit, bin_of(deep, (top_k > 0) & (top_k < vocab))
-        above = tl.sum(whole(deep, inside & (bin < low)), 0)
-        below = tl.sum(whole(deep, inside & (bin > high)), 0)
-        if above > 0:
+        found, before, kept = (
+            FOUND + place * FACTS,
+            inside & (bin < low),
+            inside & (bin >= low) & (bin <= high),
+        )
+        above, below = tl.sum(whole(deep, before), 0), tl.sum(whole(deep, inside & (bin > high)), 0)
+        passed = tl.sum(before.to(tl.int32), 0)
+        if passed > 0:
             tl.atomic_add(SUMS + place * 2, above, sem="relaxed")
+            tl.atomic_add(found + ABOVE, passed, sem="relaxed")
         if below > 0:
             tl.atomic_add(SUMS + place * 2 + 1, below, sem="relaxed")
-        kept = inside & (bin >= low) & (bin <= high)
         count = tl.sum(kept.to(tl.int32), 0)
-        if (count > 0) & (tl.load(FOUND + place * FACTS + COUNT) <= ROOM):
-            at = tl.atomic_add(FILLED + place, count, sem="relaxed") + tl.cumsum(kept.to(tl.int32), 0) - 1
-            tl.store(DEPTHS + place * ROOM + at, deep, mask=kept)
+        if count > 0:
+            at = tl.atomic_add(found + COUNT, count, sem="relaxed") + tl.cumsum(kept.to(tl.int32), 0) - 1
+            tl.store(DEPTHS + place * ROOM + at, deep, mask=kept & (at < ROOM))
 
 
 @triton.jit
@@ -170,8 +175,8 @@ def select(
     some = (top_k > 0) & (top_k < vocab)
     above, count = tl.load(FOUND + place * FACTS + ABOVE), tl.load(FOUND + place * FACTS + COUNT)
     limit = tl.load(LIMIT + row)
-    lost = count > ROOM
-    if (count > 0) & (count <= ROOM):
+    lost = (count > ROOM) | ((above >= top_k) & some)
+    if (lost == 0) & (count > 0):
         i = tl.arange(0, ROOM)
         deep = tl.load(DEPTHS + place * ROOM + i, mask=i < count, other=NONE)
         if some:
@@ -253,7 +258,7 @@ def searched(LOGITS, WORK, WHERE, row, stride, vocab, top, temperature, limit, s
 
 def samples() -> list[Sample]:
     """Indices as a GPU has them; logits of two dtypes."""
-    words = ("WHERE", "SLOTS", "WHICH", "LIMIT", "FOUND", "FILLED", "DEPTHS", "CUTS")
+    words = ("WHERE", "SLOTS", "WHICH", "LIMIT", "FOUND", "DEPTHS", "CUTS")
     types = dict.fromkeys(words, "*i32") | {
         "WHOLES": "*i64",
         "REALS": "*fp64",

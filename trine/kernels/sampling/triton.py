@@ -17,6 +17,7 @@ from torch import Tensor
 from .base import Ask, Choice, Rows, Seen
 
 CHUNK = 1024  # logits of a program: a row of 128,256 is 126 of them, about one for each multiprocessor
+WARPS = 4  # of a program with one chunk
 WIDE = 4096  # logits of a program that counts or collects
 BINS, FACTS = 4096, 4  # of kernels/jit/filters.py
 ROOM = 8192  # depths of a row that can be collected
@@ -58,7 +59,7 @@ class Triton:
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl: dict[str, Any] = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
         self.plan = Plan([], None, [], False)
-        self.chunk, self.wide, self.room = CHUNK, WIDE, ROOM
+        self.chunk, self.wide, self.room, self.warps = CHUNK, WIDE, ROOM, WARPS
 
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
         plan = self._plan(rows)
@@ -80,7 +81,7 @@ class Triton:
         ids = torch.empty(count, 1 + most, dtype=torch.int32, device=device)
         self.jit.see[(chunks, count)](
             logits, places, choice.said, tops[0], tops[1], ranks, keys, logits.stride(0), vocab, chunks,
-            most, self.chunk, num_warps=4, **self.pdl,
+            most, self.chunk, num_warps=self.warps, **self.pdl,
         )  # fmt: skip
         self.jit.report[(count,)](
             logits, places, choice.said, tops[0], tops[1], ranks, keys, chances, ids, logits.stride(0), vocab, chunks,
@@ -100,6 +101,7 @@ class Triton:
     def _race(self, logits: Tensor, rows: Rows, edited: Edited | None) -> tuple[Tensor, ...]:
         """What is said of all rows, the largest logits of their chunks, and of themselves, and how deep they go."""
         count, vocab = logits.shape
+        assert vocab < 2**19, "bins of filters have 19 bits to count in"
         state, chunks, device = rows.state, -(-vocab // self.chunk), logits.device
         tops = torch.empty(2, count, chunks, dtype=torch.float32, device=device)
         top = torch.empty(count, dtype=torch.float32, device=device)
@@ -109,7 +111,7 @@ class Triton:
         work, where, flags = edited or (logits, rows.slots, rows.slots)
         self.jit.race[(chunks, count)](
             logits, work, where, rows.slots, state.records, state.reals, state.wholes, tops[0], tops[1], ids,
-            logits.stride(0), vocab, chunks, edited is not None, self.chunk, num_warps=4, **self.pdl,
+            logits.stride(0), vocab, chunks, edited is not None, self.chunk, num_warps=self.warps, **self.pdl,
         )  # fmt: skip
         self.jit.settle[(count,)](
             tops[0], tops[1], ids, rows.slots, state.reals, state.wholes, where, flags, top, limit, said,
@@ -138,11 +140,10 @@ class Triton:
         work, where, _ = edited or (logits, rows.slots, None)
         flag, parts, each = edited is not None, -(-vocab // self.wide), self.wide // self.chunk
         size = logits.stride(0), vocab, chunks
-        # two sums, counts by bin, how many were collected, facts, what was collected
-        words = [count * n for n in (4, 2 * BINS, 4, FACTS, self.room)]
+        words = [count * n for n in (4, 2 * BINS, FACTS, self.room)]  # sums, bins, facts, what is collected
         space = torch.empty(sum(words), dtype=torch.int32, device=logits.device)
-        space[: sum(words[:3])].zero_()
-        sums, histogram, filled, found, depths = space.split(words)
+        space[: sum(words[:2])].zero_()
+        sums, histogram, found, depths = space.split(words)
         sums, histogram = sums.view(torch.int64), histogram.view(torch.int64)
         self.filters.spread[(parts, count)](
             logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, tops, histogram, *size,
@@ -152,7 +153,7 @@ class Triton:
             rows.slots, state.reals, state.wholes, which, histogram, found, vocab, num_warps=8, **self.pdl
         )
         self.filters.collect[(parts, count)](
-            logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, tops, found, filled, sums, depths,
+            logits, work, where, rows.slots, state.reals, state.wholes, which, top, limit, tops, found, sums, depths,
             *size, flag, each, self.wide, self.room, num_warps=8, **self.pdl,
         )  # fmt: skip
         self.filters.select[(count,)](
@@ -161,7 +162,7 @@ class Triton:
         )  # fmt: skip
         self.jit.race_above[(chunks, count)](
             logits, work, where, rows.slots, state.records, state.reals, state.wholes, which, top, cuts, tops,
-            races, ids, logits.stride(0), vocab, chunks, edited is not None, self.chunk, num_warps=4, **self.pdl,
+            races, ids, logits.stride(0), vocab, chunks, edited is not None, self.chunk, num_warps=self.warps, **self.pdl,
         )  # fmt: skip
         self.jit.settle_above[(count,)](
             races, ids, which, top, said, chunks, power(chunks), num_warps=2, **self.pdl
@@ -188,18 +189,18 @@ class Triton:
             logits.stride(0),
             vocab,
             self.chunk,
-            num_warps=4,
+            num_warps=self.warps,
             **self.pdl,
         )
         if entries:
             self.edits.change[(count,)](
                 logits, places, rows.slots, state.records, state.wholes, lists, work, logits.stride(0), vocab,
-                count, entries, self.chunk, num_warps=4, **self.pdl,
+                count, entries, self.chunk, num_warps=self.warps, **self.pdl,
             )  # fmt: skip
         if plan.penalties:
             self.edits.penalize[(chunks, count)](
                 places, rows.slots, state.records, state.reals, state.tokens, work, vocab, state.tokens.shape[1],
-                self.chunk, self.chunk, num_warps=4, **self.pdl,
+                self.chunk, self.chunk, num_warps=self.warps, **self.pdl,
             )  # fmt: skip
         return Edited(work, where, flags)
 
