@@ -11,10 +11,9 @@ from torch import Tensor
 pytest.importorskip("triton", reason="triton is not installed")
 
 from trine.kernels.fused.triton import Triton
-from trine.kernels.gemm.base import Want
-from trine.kernels.gemm.choice import Burst, Choice, Run
+from trine.kernels.gemm.base import Behind, Want
+from trine.kernels.gemm.choice import Burst, Choice, Run, Shape
 from trine.kernels.gemm.fixed import Fixed
-from trine.kernels.gemm.tiles import Behind, Shape
 from trine.kernels.gemm.vendor import Vendor
 
 DTYPES = ["float32", "bfloat16", "float16"]

@@ -15,6 +15,7 @@ from .base import HeadNorm, Heads, Places, Want
 
 LARGEST = 16384  # elements of a normed row: what one program holds in registers
 HEADS = 16  # of a token, in a program of `place`
+OVERLAP = 1  # tokens up to which a launch starts before the kernel in front of it is done (PDL)
 FEW = 64  # tokens up to which gated rows are cut small, so that all multiprocessors get some
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -43,7 +44,11 @@ class Triton:
 
         self.jit: Any = fused
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
-        self.pdl = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
+        self.pdl = OVERLAP if pdl else 0
+
+    def _options(self, tokens: int) -> dict[str, Any]:
+        """Of a launch. The vendor's products gain nothing from neighbours that start early."""
+        return {"PDL": True, "launch_pdl": True} if tokens <= self.pdl else {"PDL": False}
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
@@ -67,7 +72,8 @@ class Triton:
         block = power(size)
         self.jit.norm[(rows,)](
             x, residual if residual is not None else x, weight, out, eps, size, weight.numel() // size,
-            residual is not None, block, num_warps=min(16, max(1, block // 512)), **self.pdl,
+            residual is not None, block, num_warps=min(16, max(1, block // 512)),
+            **self._options(rows),
         )  # fmt: skip
 
     def turn(self, table: Tensor, positions: Tensor) -> Turn:
@@ -87,7 +93,8 @@ class Triton:
         self.jit.place[(len(qkv) * chunks,)](
             qkv, turn.table, turn.positions, weight, places.write, q, keys, values, eps,
             keys.stride(1), values.stride(1), heads.queries, heads.keys, heads.dim, norm is not None,
-            chunks, count, power(heads.dim // 2), num_warps=4, **self.pdl,
+            chunks, count, power(heads.dim // 2), num_warps=4,
+            **self._options(len(qkv)),
         )  # fmt: skip
         return q
 
@@ -100,7 +107,7 @@ class Triton:
         block, warps = (512, 2) if len(x) <= FEW else (2048, 4)
         chunks = -(-size // block)
         self.jit.gated[(len(x) * chunks,)](
-            x, out, size, activation, chunks, block, num_warps=warps, **self.pdl
+            x, out, size, activation, chunks, block, num_warps=warps, **self._options(len(x))
         )
         return out
 

@@ -49,6 +49,16 @@ class Run(NamedTuple):
     late: bool = False
 
 
+class Shape(NamedTuple):
+    """Of a tile, and how a program works on it."""
+
+    rows: int
+    outs: int
+    ins: int
+    warps: int
+    stages: int  # of inputs on their way at a time
+
+
 class Choice:
     """Of one kind of device and weights."""
 
@@ -68,11 +78,13 @@ class Choice:
         """Whether a GEMV also does the norm before it."""
         return outs * ins <= NORMED
 
-    def few(self, rows: int, outs: int, ins: int) -> Run | None:
+    def few(self, rows: int, outs: int, ins: int) -> Run | Shape | None:
         """For more rows than one. `outs` are rows of W."""
-        if rows > (HEAD if outs >= LARGE else FEW) or not self.modern or self.bytes != 2 or ins % 8:
+        if rows > max(FEW, HEAD if outs >= LARGE else 0) or not self.modern or self.bytes != 2 or ins % 8:
             return None  # tensor cores do not take float32
         tile = max(16, power(rows))
+        if rows > FEW:
+            return Shape(tile, 128, 128, 8, 4)
         if outs >= LARGE or outs * ins >= 2 * SIZE:
             return Run(tile, 128, 128, 8, 4)
         return Run(tile, 64, 128, 4, 5)

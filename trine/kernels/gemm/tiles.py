@@ -5,27 +5,17 @@ It does not know which product is asked for when; that is the business of `vendo
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .base import Behind, Want
-from .choice import OVERLAP, STREAMED, Burst, Run, cdiv, power
+from .choice import OVERLAP, STREAMED, Burst, Run, Shape, cdiv, power
 
 CORES = 132  # multiprocessors, where a device does not say: H100, H200
 SPLITS = 2 * CORES  # tiles that fit in the scratch memory,
-TILE = 128 * 128  # of so many elements
-
-
-class Shape(NamedTuple):
-    """Of a tile, and how a program works on it."""
-
-    rows: int
-    outs: int
-    ins: int
-    warps: int
-    stages: int  # of inputs on their way at a time
+TILE = 256 * 128  # of so many elements
 
 
 class Tiles:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import FLOATS, Behind, Want
-from .choice import Burst, Choice, Run
+from .choice import Burst, Choice, Run, Shape
 from .tiles import Tiles
 
 
@@ -67,7 +67,7 @@ class Vendor:
         out = behind.residual if behind.residual is not None else x.new_empty(len(x), outs)
         return self._launch(x, packed, out, how, norm, behind)
 
-    def _how(self, x: Tensor, outs: int, gates: int) -> Burst | Run | None:
+    def _how(self, x: Tensor, outs: int, gates: int) -> Burst | Run | Shape | None:
         """None: the library's."""
         rows, ins = x.shape
         if self.tiles is None or not rows:
@@ -75,11 +75,13 @@ class Vendor:
         return self.choice.one(outs, ins, gates) if rows == 1 else self.choice.few(rows, outs * gates, ins)
 
     def _launch(
-        self, x: Tensor, weight: Tensor, out: Tensor, how: Burst | Run, norm: Any, behind: Behind
+        self, x: Tensor, weight: Tensor, out: Tensor, how: Burst | Run | Shape, norm: Any, behind: Behind
     ) -> Tensor:
         assert self.tiles is not None
         if isinstance(how, Burst):
             return self.tiles.row(x.contiguous(), weight, out, how, norm, behind)
+        if isinstance(how, Shape):
+            return self.tiles.product(x.contiguous(), weight, out, how, 1, behind)
         return self.tiles.stream(x.contiguous(), weight, out, how, behind)
 
 
