@@ -45,6 +45,7 @@ class Tuning(NamedTuple):
     shared_warps: int = 4  # 0: rows' own positions and shared runs are one launch, of as many programs
     shared_each: int = 1  # else
     registers: int = 0  # of a thread of that launch, at most; 0: as the compiler likes
+    flat: bool = False  # one loop over a program's blocks, not one for each segment
     least: int = 1  # blocks of a program, at least
     prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
     same: int = 64  # positions in one product, with `invariant`
@@ -214,7 +215,8 @@ class Tree:
         )  # fmt: skip
         options = self.read | self.options | {
             "M1": self.places, "M2": self.tile, "N1": tuning.block, "N2": tuning.shared_block,
-            "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "PDL": self.modern,
+            "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "num_stages": tuning.stages,
+            "FLAT": tuning.flat and not self.want.window, "PDL": self.modern,
         }  # fmt: skip
         if tuning.registers:
             options["maxnreg"] = tuning.registers

@@ -159,6 +159,68 @@ def _private(
 
 
 @triton.jit
+def _flat(
+    Q, K, V, PAGES, OUT, SINK, work, LIST, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
+    head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """This program's chunk of the rows' own positions in one loop over its blocks, so that reading runs ahead over the
+    ends of segments; M places for one row's G heads. How far is the launch's num_stages: a loop that says it itself
+    has its look-ups pipelined too, which the next round needs at once."""
+    g, d, n = tl.arange(0, M), tl.arange(0, DP), tl.arange(0, N)
+    mask = g < G
+    cells = mask[:, None] & (d < D)[None, :]
+    precision: tl.constexpr = "ieee" if EXACT else "tf32"
+    start, stop, row, slot, first, end, c0, c1, place, alone = work
+    begun = (start - c0 * H) % tl.maximum(c1 - c0, 1)  # the block of its segment that a part begins with
+    head, block = (start - c0 * H) // tl.maximum(c1 - c0, 1), begun
+    t = first + block * N + n
+    page = tl.load(
+        PAGES + slot.to(tl.int64) * pages_stride + t // PAGE, mask=(t < end) & (start < stop), other=0
+    )
+    high = tl.full([M], NEVER, tl.float32)
+    weight, acc = tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32)
+    for x in range(start, stop):
+        ok = t < end
+        at = page.to(tl.int64) * page_stride + (t % PAGE) * place_stride + head * head_stride
+        read = ok[:, None] if D == DP else ok[:, None] & (d < D)[None, :]
+        k = tl.load(K + at[:, None] + d[None, :], mask=read, other=0.0)
+        v = tl.load(V + at[:, None] + d[None, :], mask=read, other=0.0)
+        here = row.to(tl.int64) * q_stride + (head * G + g) * D
+        q = tl.load(Q + here[:, None] + d[None, :], mask=cells, other=0.0)
+        # Where the next block lies.
+        row2, slot2, first2, end2, c2, c3, place2, alone2 = _segment(LIST + (place + 1) * 8)
+        done = block + 1 == c1 - c0
+        over = done & (head + 1 == H)
+        t2 = tl.where(over, first2, first) + tl.where(done, 0, block + 1) * N + n
+        there = PAGES + tl.where(over, slot2, slot).to(tl.int64) * pages_stride
+        page = tl.load(there + t2 // PAGE, mask=(t2 < tl.where(over, end2, end)) & (x + 1 < stop), other=0)
+        s = _scores(tl.dot(q, tl.trans(k.to(q.dtype)), input_precision=precision), scale, SOFTCAP)
+        s = tl.where(ok[None, :], s, -float("inf"))
+        higher = tl.maximum(high, tl.max(s, 1))
+        w = tl.exp2(s - higher[:, None])
+        fade = tl.exp2(high - higher)
+        weight = weight * fade + tl.sum(w, 1)
+        acc = tl.dot(w.to(q.dtype), v.to(q.dtype), acc * fade[:, None], input_precision=precision)
+        if done | (x + 1 == stop):
+            if done & (begun == 0) & (alone == 1):
+                value = _finish(higher, weight, acc, SINK, head * G + g, mask, SINKS)
+                line = ((row * H + head) * G + g).to(tl.int64)
+                tl.store(OUT + line[:, None] * D + d[None, :], value.to(OUT.dtype.element_ty), mask=cells)
+            else:
+                part = (place * H + head + tl.program_id(0)) * G + g
+                _keep(VALUES, SUMS, part, higher, weight, acc, mask, D, DP)
+        # From NEVER on, what was summed before fades to nothing.
+        high = tl.where(done, NEVER, higher)
+        begun = tl.where(done, 0, begun)
+        head, block = tl.where(over, 0, head + done.to(tl.int32)), tl.where(done, 0, block + 1)
+        row, slot = tl.where(over, row2, row), tl.where(over, slot2, slot)
+        first, end = tl.where(over, first2, first), tl.where(over, end2, end)
+        c0, c1 = tl.where(over, c2, c0), tl.where(over, c3, c1)
+        place, alone, t = tl.where(over, place2, place), tl.where(over, alone2, alone), t2
+
+
+@triton.jit
 def _shared(
     Q, K, V, PAGES, work, LIST, SEATS, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
@@ -203,7 +265,7 @@ def parts(
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, M1: tl.constexpr,
     M2: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
     SINKS: tl.constexpr, EXACT: tl.constexpr, STAGES1: tl.constexpr, STAGES2: tl.constexpr,
-    KIND: tl.constexpr, PDL: tl.constexpr,
+    KIND: tl.constexpr, FLAT: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """As many programs as the plan was made for.
 
@@ -218,7 +280,13 @@ def parts(
         if KIND != 1:
             tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    if KIND == 1 or KIND == 3:
+    if FLAT and (KIND == 1 or KIND == 3):
+        _flat(
+            Q, K, V, PAGES, OUT, SINK, work, LIST1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
+            place_stride, head_stride, scale,
+            H, G, D, DP, PAGE, M1, N1, SOFTCAP, SINKS, EXACT,
+        )  # fmt: skip
+    elif KIND == 1 or KIND == 3:
         _private(
             Q, K, V, PAGES, OUT, SINK, work, LIST1, VALUES1, SUMS1, q_stride, pages_stride, page_stride,
             place_stride, head_stride, scale,
@@ -374,7 +442,14 @@ def prompts(
 
 
 def samples() -> list[Sample]:
-    return [_parts(), _parts(HD=256, N=32), _parts(kv="*fp8e4nv"), _parts(kind=1), *_others()]
+    return [
+        _parts(),
+        _parts(HD=256, N=32),
+        _parts(kv="*fp8e4nv"),
+        _parts(kind=1),
+        _parts(kind=3, flat=True),
+        *_others(),
+    ]
 
 
 def _read(kv: str, HD: int) -> tuple[dict[str, str], dict[str, object]]:
@@ -389,7 +464,7 @@ def _read(kv: str, HD: int) -> tuple[dict[str, str], dict[str, object]]:
     return types, shape | {"EXACT": False}
 
 
-def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, kind: int = 0) -> Sample:
+def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, kind: int = 0, flat: bool = False) -> Sample:
     types, constants = _read(kv, HD)
     tables = ("HEAD", "LIST1", "DESK1", "LIST2", "DESK2", "SEATS")
     types |= dict.fromkeys(tables, "*i32") | dict.fromkeys(("VALUES1", "SUMS1", "VALUES2", "SUMS2"), "*fp32")
@@ -399,6 +474,7 @@ def _parts(kv: str = "*bf16", HD: int = 128, N: int = 64, kind: int = 0) -> Samp
         "N1": N,
         "N2": N,
         "KIND": kind,
+        "FLAT": flat,
     }
     constants |= {"STAGES1": 2, "STAGES2": 2}
     targets = tuple(t for t in TARGETS if kv == "*bf16" or t[1] in (90, 100))  # older ones have other fp8
