@@ -65,9 +65,10 @@ class Pending:
             for i, token in zip(self.places, tokens, strict=True):
                 result.tokens[i] = [token]
         if any(errors):
-            result.errors = [None] * self.rows
+            named: list[str | None] = [None] * self.rows
             for i, error in zip(self.places, errors, strict=True):
-                result.errors[i] = ERRORS[error]
+                named[i] = ERRORS[error]
+            result.errors = named
         if len(self.said) > 1:
             self._logprobs(result, tokens, errors)
         for report in self.said:

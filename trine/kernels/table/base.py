@@ -43,14 +43,14 @@ class State(NamedTuple):
 
     def tokens_at(self, slot: int) -> int:
         """Where in the arena a slot's tokens begin."""
-        return self.tokens.storage_offset() + slot * self.tokens.shape[1]
+        return int(self.tokens.storage_offset()) + slot * self.tokens.shape[1]
 
     def pages_at(self, group: int, slot: int) -> int:
         _, slots, width = self.pages.shape
-        return self.pages.storage_offset() + (group * slots + slot) * width
+        return int(self.pages.storage_offset()) + (group * slots + slot) * width
 
     def record_at(self, slot: int) -> int:
-        return self.records.storage_offset() + slot * RECORD
+        return int(self.records.storage_offset()) + slot * RECORD
 
 
 class Singles(NamedTuple):

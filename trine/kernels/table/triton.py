@@ -28,7 +28,7 @@ class Triton:
     def __init__(self, want: Any = None) -> None:
         from trine.kernels.jit import table
 
-        self.jit = table
+        self.jit: Any = table
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
