@@ -18,7 +18,7 @@ from torch import Tensor
 Words = NDArray[np.int32]
 
 DEEP = 4  # buffers in the ring: two steps in flight, each with an order and a list of rows
-FIRST = 1 << 14  # words of a buffer at first
+FIRST = 1 << 16  # words of a buffer at first
 
 
 class Buffer:
