@@ -85,8 +85,8 @@ def test_vendor(rows: int, outs: int, ins: int, dtype: str) -> None:
 def test_every_cut_of_a_stream_adds_up(cores: int) -> None:
     product = Vendor(Want("float32", invariant=False, device="cuda", cores=cores))
     assert product.tiles
-    x, weight = numbers(3, 130, 200, "float32")
-    out = product.tiles.stream(x, weight, torch.empty(3, 130), Run(16, 32, 32, 4, 3), Behind())
+    x, weight = numbers(37, 130, 200, "float32")
+    out = product.tiles.stream(x, weight, torch.empty(37, 130), Run(16, 32, 32, 4, 3), Behind())
     near(out, x.double() @ weight.double().t(), "float32")
     assert not product.tiles.count.any()
 

@@ -54,16 +54,17 @@ class Tiles:
         return out
 
     def stream(self, x: Tensor, weight: Tensor, out: Tensor, run: Run, behind: Behind) -> Tensor:
-        """The same for as many rows as the run's tile has at most, in equal shares for all multiprocessors."""
+        """The same in equal shares for all multiprocessors."""
         (rows, ins), outs = x.shape, out.shape[1]
-        assert rows <= run.rows and run.rows * run.outs <= TILE and self.cores <= SPLITS // 2
+        assert run.rows * run.outs <= TILE and self.cores <= SPLITS // 2
         steps = cdiv(ins, run.ins)
-        total = steps * cdiv(outs, run.outs // (2 if behind.activation else 1))
+        high = cdiv(rows, run.rows)
+        total = steps * high * cdiv(outs, run.outs // (2 if behind.activation else 1))
         per = cdiv(total, self.cores)
         residual = behind.residual
         pdl = self.streamed
         self.gemm_stream.stream[(cdiv(total, per),)](
-            x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins, per,
+            x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins, high, per,
             steps, total, run.rows, run.outs, run.ins, steps * run.ins == ins, run.stages, residual is not None,
             behind.activation, run.ahead if pdl["PDL"] else 0, run.late, num_warps=run.warps, **pdl,
         )  # fmt: skip
