@@ -181,15 +181,15 @@ class Graph:
         return Captured(graph, lent(value))
 
     def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """End a capture whose call raised. One that the driver has given up already cannot be ended: its pool
-        is closed by hand, and later captures get another."""
+        """End a capture whose call raised. Its pool may be in any state: later captures get another. One that the
+        driver has given up already cannot be ended: its pool is closed by hand."""
+        self.broken.append(graph)
         try:
             graph.capture_end()
         except RuntimeError:
-            self.broken.append(graph)
             with suppress(RuntimeError, AttributeError):
                 torch._C._cuda_endAllocateToPool(torch.cuda.current_device(), self.pool)
-            self.pool = torch.cuda.graph_pool_handle()
+        self.pool = torch.cuda.graph_pool_handle()
 
 
 PLUGIN = Cuda

@@ -47,14 +47,18 @@ class Runner:
             if bucket is not None:
                 slots = self.table.slots([row.slot for row in rows], bucket)
                 self.table.reached(rows)
-                return self.graphs.logits(slots, len(rows))
+                return self.graphs.logits(slots, len(rows), self._kind())
         return self._model(self.table.gather(rows))
 
     def warm(self) -> int:
-        """Record all graphs there may be; how many there are."""
+        """Record all graphs there may be of this kind of step; how many there are."""
         if self.graphs is None:
             return 0
-        return self.graphs.warm(lambda bucket: self.table.slots([], bucket))
+        return self.graphs.warm(lambda bucket: self.table.slots([], bucket), self._kind())
+
+    def _kind(self) -> tuple[bool, ...]:
+        """Backends may attend in another way while rows share runs of pages."""
+        return tuple(getattr(backend, "shares_now", False) for backend in self.attention)
 
     def nobody(self, rows: int) -> Tensor:
         """A step of rows that have no tenant, eagerly."""

@@ -19,6 +19,7 @@ import trine.registry as registry
 from trine.core.types import Batch, Result, Row
 from trine.errors import Unsupported
 from trine.kernels.attention.base import Attention, Limits, Want
+from trine.kernels.fused import base as fused
 from trine.layers.make import Maker
 from trine.loader import checkpoint, weights
 from trine.models.decoder import Decoder
@@ -81,7 +82,9 @@ class Worker:
         self.table = self._table()
         graph = self.platform.graph() if plan.graphs else None
         self.runner = Runner(self.table, self.attention, self.model, graph, plan.graphs)
-        self.sampler = Sampler(self.table, registry.get("kernels.sampling", plan.sampling)(), self.platform)
+        self.sampler = Sampler(
+            self.table, registry.get("kernels.sampling", plan.sampling)(self._want()), self.platform
+        )
         self.flying: dict[int, Flight] = {}
         self.landing: dict[int, Landing] = {}
         self.last: Any = None  # event at the end of the step before
@@ -153,6 +156,11 @@ class Worker:
                     f"a worker knows no {name!r} here; it knows: kernels, memory, seconds, warm"
                 )
 
+    def _want(self) -> fused.Want:
+        """What table and sampling ask for too."""
+        facts = self.platform.facts()
+        return fused.Want(self.plan.activations, facts.kind, facts.capability)
+
     def _table(self) -> Table:
         plan = self.plan
         return Table(
@@ -161,7 +169,7 @@ class Worker:
             plan.page_size,
             len(plan.groups),
             self.device,
-            registry.get("kernels.table", plan.table)(),
+            registry.get("kernels.table", plan.table)(self._want()),
             self.platform,
         )
 

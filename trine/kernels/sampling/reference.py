@@ -55,6 +55,8 @@ class Reference:
     def cannot(cls, want: Any) -> str | None:
         return None if want.device == "cpu" else f"is for a CPU, not {want.device}"
 
+    def __init__(self, want: Any = None) -> None: ...
+
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
         finite = logits.amax(dim=-1).isfinite().tolist()  # one NaN or infinity shows here
         state, slots = rows.state, rows.slots

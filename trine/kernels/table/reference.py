@@ -23,6 +23,8 @@ class Reference:
     def cannot(cls, want: Any) -> str | None:
         return None if want.device == "cpu" else f"is for a CPU, not {want.device}"
 
+    def __init__(self, want: Any = None) -> None: ...
+
     def apply(self, state: State, words: Tensor, runs: int) -> None:
         arena, source, known = state.arena.numpy(), words.numpy(), state.records.numpy()[:, KNOWN]
         for target, start, count, slot in source[len(source) - runs * RUN :].reshape(-1, RUN).tolist():
