@@ -91,12 +91,18 @@ def test_every_cut_of_a_stream_adds_up(cores: int) -> None:
     assert not product.tiles.count.any()
 
 
-def test_split_products_have_room_for_all_their_sums() -> None:
+@pytest.mark.parametrize(("room", "split"), [(6 * 512, True), (6 * 512 - 1, False)])
+def test_products_are_split_where_all_their_sums_have_room(
+    room: int, split: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     product = Fixed(Want("float32", device="cuda"))
-    product.tiles.part = torch.full_like(product.tiles.part, float("nan"))
-    x, weight = numbers(20, 70, 200, "float32")
-    found = product.tiles.product(x, weight, torch.empty(20, 70), Shape(32, 16, 16, 4, 2), 3, Behind())
+    part = product.tiles.part = torch.full((room,), float("nan"))
+    monkeypatch.setattr("trine.kernels.gemm.tiles.SPLITS", room)
+    monkeypatch.setattr("trine.kernels.gemm.tiles.TILE", 1)
+    x, weight = numbers(20, 32, 200, "float32")
+    found = product.tiles.product(x, weight, torch.empty(20, 32), Shape(32, 16, 16, 4, 2), 3, Behind())
     near(found, x.double() @ weight.double().t(), "float32")
+    assert bool(part.isnan().all()) is not split
 
 
 def test_choices_of_shapes() -> None:
