@@ -115,9 +115,16 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             same=NUMBERS,
         ),
     ] = "auto"
-    block_size: Annotated[int, option("tokens in a KV page", "--page-size", group="memory", ge=1, le=256)] = (
-        16
-    )
+    block_size: Annotated[
+        int | None,
+        option(
+            "tokens in a KV page; default: 16, on a GPU that copies tiles by itself (sm_90 and later) 64",
+            "--page-size",
+            group="memory",
+            ge=1,
+            le=256,
+        ),
+    ] = None
     num_pages: Annotated[
         int | None,
         option(
@@ -136,7 +143,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Annotated[
         str,
         option(
-            "who runs next: prefix: longest cached prefix first, with ageing; fcfs: first come, first served",
+            "who runs next: prefix: longest cached prefix first, with ageing; fcfs: first come, first served; priority: the lowest `priority` of the requests first",
             "--schedule-policy",
             "--scheduling-policy",
             group="scheduling",

@@ -248,6 +248,7 @@ def test_a_gpu_that_is_not_here_can_be_planned_for(tmp_path: Path, chip: str) ->
     plan = resolve(config, tmp_path, real=False)
     said = {choice.name: choice.why for choice in plan.choices}
     assert plan.platform == CHIPS[chip].platform and CHIPS[chip].name in said["platform"]
+    assert plan.page_size == (64 if chip in ("h100", "h200", "b200") else 16)
     assert "pretended" in said["platform"]
     with pytest.raises(ConfigError, match="for `trine plan`"):
         resolve(config, tmp_path)

@@ -107,7 +107,7 @@ def _gpu_work(config: Config, model: Any, kernels: Kernels) -> Work:
         (3 * model.hidden_size + qkv + 2 * heads) * each,
     )
     length = min(config.max_model_len or model.max_position_embeddings, model.max_position_embeddings)
-    slot = (length + 1 + -(-length // config.block_size)) * 4  # its tokens and its pages
+    slot = (length + 1 + -(-length // page_size(config))) * 4  # its tokens and its pages
     turns = length * 2 * kind.head_dim * 4
     return Work(token, row=model.vocab_size * 12, slot=slot, rest=RESERVE + turns)
 
@@ -134,13 +134,13 @@ def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> i
 
 def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int, int, int]:
     """Context, sequences and pages (page 0 counted) that fit; what shrank says so."""
-    page = sizes.position * config.block_size
+    page = sizes.position * page_size(config)
     room = sizes.available - sizes.weights - sizes.work
     pages = config.num_pages or max(0, room // page)
     if pages < LEAST_PAGES:
         raise ConfigError(
             f"memory: the weights ({human(sizes.weights)}) and the work space ({human(sizes.work)}) leave no room for KV in {human(sizes.available)}; "
-            f"give more (--memory {-(-(sizes.weights + sizes.work + page * -(-512 // config.block_size)) // 2**20)}MiB) or a smaller model",
+            f"give more (--memory {-(-(sizes.weights + sizes.work + page * -(-512 // page_size(config))) // 2**20)}MiB) or a smaller model",
             "memory",
         )
     wanted = config.max_model_len or model.max_position_embeddings
@@ -150,11 +150,11 @@ def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int
             "max_model_len",
         )
     sequences = sizes.sequences
-    pages = min(pages, -(-wanted // config.block_size) * sequences + 1) if config.num_pages is None else pages
-    fits = (pages - 1) * config.block_size
+    pages = min(pages, -(-wanted // page_size(config)) * sequences + 1) if config.num_pages is None else pages
+    fits = (pages - 1) * page_size(config)
     length = min(wanted, fits)
     given = "; --num-pages" if config.num_pages else ""
-    what = f"{fits:,} tokens of {human(sizes.position)}, {human((pages - 1) * page)}, pages of {config.block_size}"
+    what = f"{fits:,} tokens of {human(sizes.position)}, {human((pages - 1) * page)}, pages of {page_size(config)}"
     reasons.note("kv", f"{pages - 1:,} pages", what + given)
     made_for = "--max-model-len" if config.max_model_len else "what the model was made for"
     shrunk = f"shrunk from {wanted:,}: no more KV fits" if length < wanted else made_for
@@ -172,10 +172,16 @@ def _note_rows(config: Config, sizes: Sizes, rows: int, full: int, reasons: Reas
 
 def refuse_more_than_there_is(config: Config, sizes: Sizes, pages: int) -> None:
     """Memory that was asked for by name and that the machine does not have."""
-    need = sizes.weights + sizes.work + pages * config.block_size * sizes.position
+    need = sizes.weights + sizes.work + pages * page_size(config) * sizes.position
     if need > sizes.machine:
         field = "num_pages" if config.num_pages else "memory"
         raise ConfigError(
             f"{field}: {human(need)} would be used, and this machine has {human(sizes.machine)}; give less",
             field,
         )
+
+
+def page_size(config: Config) -> int:
+    """Tokens in a page, which is decided before anything is counted."""
+    assert config.block_size is not None
+    return config.block_size

@@ -11,6 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from trine import registry
 from trine.chip import rates
 from trine.config import Config, served_name
@@ -23,6 +25,7 @@ from .machine import platform as find_platform
 from .record import Plan, Reasons
 
 GPU_DEPTH = 2
+PAGE, WIDE_PAGE = 16, 64  # tokens
 GPU_THREADS = 8  # of the host: loading a checkpoint is all they do
 
 
@@ -43,6 +46,7 @@ def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = Tr
     served = _note_model(config, checkpoint, model, shapes, reasons)
     platform = platform or find_platform(config, reasons, real=real)
     invariant = _invariant(config, platform, reasons)
+    config = replace(config, block_size=_page_size(config, platform, reasons))
     kernels = choose(config, checkpoint, model, platform, invariant, reasons)
     threads = _threads(config, platform, reasons)
     sizes = memory.sizes(config, shapes, model, kernels, platform, reasons)
@@ -64,7 +68,7 @@ def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = Tr
         sampling=kernels.sampling,
         platform=platform.name,
         attention=kernels.attention,
-        page_size=config.block_size,
+        page_size=memory.page_size(config),
         groups=[Group(pages, window) for window in windows],
         layer_groups=layer_groups,
         max_model_len=length,
@@ -83,6 +87,16 @@ def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = Tr
         eos=_eos(checkpoint, model.vocab_size, reasons),
         choices=reasons.choices,
     )
+
+
+def _page_size(config: Config, platform: Any, reasons: Reasons) -> int:
+    """Matches inside a page are copied, so a large one costs only what is empty at the end of a sequence."""
+    if config.block_size is not None:
+        return reasons.note("page", config.block_size, "tokens; --block-size")
+    facts = platform.facts()
+    if facts.kind == "cuda" and facts.capability >= (9, 0):
+        return reasons.note("page", WIDE_PAGE, "tokens: a tile of attention is one page, copied by hardware")
+    return reasons.note("page", PAGE, "tokens: the default")
 
 
 def _shapes(config: Config, checkpoint: Any, family: Any, model: Any) -> dict[str, tuple[int, ...]]:
