@@ -145,18 +145,17 @@ def test_shapes(heads: int, kv_heads: int, dim: int, page: int) -> None:
     check(world, [(1, 1), (4, 1), (3, 1), (2, 1)])
 
 
-@pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_many_rows_of_all_lengths(seed: int, flat: bool) -> None:
+def test_many_rows_of_all_lengths(seed: int) -> None:
     world = World(want(), seed)
     slots = world.draw.sample(range(1, SLOTS), 10)
     for slot in slots:
         world.fill(slot, world.draw.randint(1, 60))
-    check(world, [(slot, 1) for slot in slots], tuning=Tuning(block=16, each=1, shared_warps=4, flat=flat))
+    check(world, [(slot, 1) for slot in slots], tuning=Tuning(block=16, each=3))
 
 
 @pytest.mark.parametrize(
-    "tuning", [None, Tuning(block=16, tile=16, shared_block=16, shared_warps=8, flat=True)]
+    "tuning", [None, Tuning(own=(16, 1, 3), tile=16, shared_block=16, shared_each=2, join=2)]
 )
 def test_groups_of_all_sizes_nested_with_members_elsewhere(tuning: Tuning | None) -> None:
     world = World(want(heads=8, kv_heads=2))

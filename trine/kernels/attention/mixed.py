@@ -48,6 +48,10 @@ class Mixed:
         self.tree = get("kernels.attention", "triton")(want, store, platform, group, limits)
         self.scale = want.head_dim**-0.5 if want.scale is None else want.scale
 
+    @property
+    def shares_now(self) -> bool:
+        return self.tree.shares_now
+
     def prepare(self, rows: Rows) -> Any:
         """Once a step that has such rows."""
         raise NotImplementedError

@@ -1,9 +1,9 @@
 """Attention through the radix tree, in Triton: what several rows share is read once for all of them.
 
-Rows of one token attend in two launches: `parts`, which walks over all rows' own positions and all shared
-runs, and `merge`. Which program does what is planned on the device, once a step and inside the graph, from the
-lengths there; what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs.
-Rows of several tokens are tiles of queries, each written by one program.
+Rows of one token attend in one launch, `singles`, or where shared runs are in force in two: `shared_runs` before
+it. Which program does what is planned on the device, once a step and inside the graph, from the lengths there;
+what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs, and only whether there
+are any (`shares_now`) is fixed in it. Rows of several tokens are tiles of queries; few tiles are cut over positions.
 
 With `invariant` other kernels of the same shape attend in runs of 256 positions, folded in their order, so that
 no bit of a row depends on the step; shared runs are not used then.
@@ -26,6 +26,7 @@ from .base import Limits, Step, Store, Want
 
 DEPTH = 8  # shared runs of a slot, one behind the other; what is deeper is read as its own
 RUN = 256  # positions of a run, with `invariant`
+LONG = 8  # blocks of a prompt's tile that are worth a program of their own
 MOST_RUNS = 8192  # of heads of rows that are cut: 16 MiB of results for 4 heads of 128
 RING = 8  # pinned buffers: one that the device may still read is not written
 HALF = ("bfloat16", "float16")
@@ -39,17 +40,18 @@ class Tuning(NamedTuple):
     stages: int = 3  # how far reading runs ahead
     warps: int = 4
     each: int = 3  # programs for each multiprocessor
+    registers: int = 0  # of a thread, at most; 0: as the compiler likes
+    own: tuple[int, int, int] = (64, 3, 3)  # beside shared runs: block, stages, each
     tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
-    shared_block: int = 32
+    shared_block: int = 64
     shared_stages: int = 3
-    shared_warps: int = 4  # 0: rows' own positions and shared runs are one launch, of as many programs
-    shared_each: int = 1  # else
-    registers: int = 0  # of a thread of that launch, at most; 0: as the compiler likes
-    flat: bool = False  # one loop over a program's blocks, not one for each segment
+    shared_warps: int = 4
+    shared_each: int = 2
     least: int = 1  # blocks of a program, at least
-    prompt: tuple[int, int, int, int] = (128, 64, 8, 3)  # places, positions, warps, stages
+    prompt: tuple[int, int, int, int] = (64, 64, 4, 3)  # places, positions, warps, stages
+    prompt_each: int = 2  # programs for each multiprocessor: fewer tiles are cut over positions
     same: int = 64  # positions in one product, with `invariant`
-    join: int = 8  # parts that are merged at a time
+    join: int = 4  # parts that are merged at a time
 
 
 class Planned(NamedTuple):
@@ -58,10 +60,12 @@ class Planned(NamedTuple):
     singles: int
     rows: int
     tiles: int  # of prompts, at most
+    cuts: int  # of each over positions
+    shared: bool  # whether shared runs are in force
 
 
 class Tree:
-    """One persistent launch over a list of segments that the device made."""
+    """Persistent launches over lists of segments that the device made."""
 
     name = "triton"
     order = 50
@@ -100,12 +104,11 @@ class Tree:
         facts = platform.facts()
         self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
         self.tuning = tuning or _tune(want, facts)
-        self.shared = not want.window and not want.invariant
-        tuning = self.tuning
-        cores = facts.cores if facts.kind != "cpu" else 5
-        self.split = self.shared and tuning.shared_warps > 0
-        self.programs = tuning.each * cores
-        self.programs2 = tuning.shared_each * cores if self.split else self.programs
+        self.cores = facts.cores if facts.kind != "cpu" else 5
+        self.programs, self.programs2 = self.tuning.each * self.cores, self.tuning.shared_each * self.cores
+        self.beside = self.tuning.own[2] * self.cores  # programs, beside shared runs
+        self.shared = not want.window and not want.invariant  # whether they ever are
+        self.shares_now = False
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
         self._shape()
         self._reserve(platform.device() if facts.kind != "cpu" else torch.device("cpu"))
@@ -127,6 +130,7 @@ class Tree:
         self.scale = scale * 1.4426950408889634
         if want.softcap:
             self.scale *= 2 / want.softcap
+        self.narrow = _power(self.G)
         self.common = {"H": want.kv_heads, "G": self.G, "D": want.head_dim, "DP": wide, "SINKS": want.sinks}
         self.read = self.common | {
             "PAGE": want.page_size,
@@ -150,43 +154,58 @@ class Tree:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
         self.shares, self.head = table(width), table(16)
-        self.rows, self.list, self.desk = table(rows, 4), table(rows + 2, 8), table(self.programs, 8)
+        self.rows, self.list, self.desk = (
+            table(rows, 4),
+            table(rows + 2, 8),
+            table(max(self.programs, self.beside), 8),
+        )
         self.tiles, self.list2, self.desk2 = table(self.T, 4), table(self.T + 2, 8), table(self.programs2, 8)
         self.seats, self.row_of = table(self.T, self.TM), table(self.S)
+        self.chain = table(rows + 1, DEPTH, 4)
         self.prompts = table(-(-tokens // (self.prompt // self.G)) + rows, 2)
-        lines = (MOST_RUNS if want.invariant else rows * want.kv_heads + self.programs) * self.G
-        lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.shared else 1
+        most = 2 * self.tuning.prompt_each * self.cores  # parts of prompts
+        self.counts = table(max(rows * want.kv_heads, most))
+        lines = rows * want.kv_heads + max(self.programs, self.beside)
+        lines = (MOST_RUNS if want.invariant else lines) * self.G
+        lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.shared else 0
+        if not want.invariant:
+            lines2 = max(lines2, most * self.prompt)
 
         def parts(lines: int, width: int) -> Tensor:
             return torch.empty(lines, width, dtype=torch.float32, device=device)
 
         self.values, self.sums = parts(lines, want.head_dim), parts(lines, 2)
-        self.values2, self.sums2 = parts(lines2, want.head_dim), parts(lines2, 2)
+        self.values2, self.sums2 = parts(max(lines2, 1), want.head_dim), parts(max(lines2, 1), 2)
 
     def share(self, shares: list[Share]) -> None:
         if self.ring is None:
             return
         buffer = self.ring.take()
-        lay_out(shares, buffer.numpy(), self.S, self.T, self.TM, self.want.page_size)
+        self.shares_now = lay_out(shares, buffer.numpy(), self.S, self.T, self.TM, self.want.page_size) > 0
         self.shares.copy_(buffer, non_blocking=True)
         self.ring.sent()
 
     def plan(self, step: Step) -> Planned:
-        rows = len(step.lengths)
-        bound = -(-step.bound.tokens // (self.prompt // self.G)) + rows - step.singles
+        rows, shared, tuning = len(step.lengths), self.shares_now, self.tuning
+        tiles = -(-(step.bound.tokens - step.singles) // (self.prompt // self.G)) + rows - step.singles
         if step.singles:
             self.plans.plan_singles[(1,)](
                 step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
-                self.list2, self.desk2, self.seats, self.row_of, step.singles, self.programs,
-                self.programs2,                H=self.want.kv_heads, S=self.S, T=self.T, TM=self.TM, DEPTH=DEPTH, N1=self.tuning.block, N2=self.tuning.shared_block,
-                LEAST=self.tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
-                SHARED=self.shared, RUN=RUN if self.want.invariant else 0, MOST=MOST_RUNS, PDL=self.modern, num_warps=8, **self.options,
+                self.list2, self.desk2, self.seats, self.row_of, self.chain, step.singles,
+                self.beside if shared else self.programs, self.programs2, H=self.want.kv_heads, S=self.S, T=self.T,
+                TM=self.TM, DEPTH=DEPTH, N1=tuning.own[0] if shared else tuning.block, N2=tuning.shared_block,
+                LEAST=tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
+                SHARED=shared, RUN=RUN if self.want.invariant else 0, MOST=MOST_RUNS, PDL=self.modern, num_warps=8,
+                **self.options,
             )  # fmt: skip
-        if rows > step.singles:
-            self.plans.plan_prompts[(1,)](
-                step.starts, self.head, self.prompts, step.singles, rows, TM=self.prompt // self.G, RB=128
-            )
-        return Planned(step.singles, rows, bound)
+        if rows == step.singles:
+            return Planned(step.singles, rows, 0, 1, shared)
+        self.plans.plan_prompts[(1,)](
+            step.starts, self.head, self.prompts, step.singles, rows, TM=self.prompt // self.G, RB=128
+        )
+        room = tuning.prompt_each * self.cores // (tiles * self.want.kv_heads)
+        cuts = 1 if self.want.invariant else max(1, min(room, step.bound.length // (LONG * tuning.prompt[1])))
+        return Planned(step.singles, rows, tiles, cuts, shared)
 
     def run(self, q: Tensor, layer: int, step: Step, sinks: Tensor | None = None) -> Tensor:
         """`sinks` [heads]: a logit for each query head, where `want.sinks`."""
@@ -200,54 +219,45 @@ class Tree:
         if plan.singles and self.want.invariant:
             self._runs(q, k, v, plan, step, out, sink)
         elif plan.singles:
-            self._parts(q, k, v, step, out, sink)
-            self._merge(plan, step, out, sink)
+            self._singles(q, k, v, plan, step, out, sink)
         if plan.rows > plan.singles:
             self._prompts(q, k, v, plan, step, out, sink)
         return out
 
-    def _parts(self, q: Tensor, k: Tensor, v: Tensor, step: Step, out: Tensor, sink: Tensor) -> None:
+    def _singles(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
+    ) -> None:
         tuning, pages = self.tuning, step.pages[self.group]
-        given = (
-            q, k, v, pages, out, sink, self.head, self.list, self.desk, self.list2, self.desk2, self.seats,
-            self.values, self.sums, self.values2, self.sums2, q.stride(0), pages.stride(0), k.stride(0),
-            k.stride(1), k.stride(2), self.scale,
-        )  # fmt: skip
-        options = self.read | self.options | {
-            "M1": self.places, "M2": self.tile, "N1": tuning.block, "N2": tuning.shared_block,
-            "STAGES1": tuning.stages, "STAGES2": tuning.shared_stages, "num_stages": tuning.stages,
-            "FLAT": tuning.flat and not self.want.window, "PDL": self.modern,
-        }  # fmt: skip
-        if tuning.registers:
-            options["maxnreg"] = tuning.registers
-        launch = self.kernels.parts
-        if self.split:
-            launch[(self.programs2,)](*given, KIND=2, num_warps=tuning.shared_warps, **options)
-        kind = 1 if self.split else 0 if self.shared else 3
-        launch[(self.programs,)](*given, KIND=kind, num_warps=tuning.warps, **options)
-
-    def _merge(self, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
-        self.kernels.merge[(plan.singles, self.want.kv_heads)](
-            step.slots, self.shares, self.head, self.rows, self.tiles, self.values, self.sums, self.values2,
-            self.sums2, out, sink, GP=_power(self.G), M=self.tile, S=self.S, DEPTH=DEPTH, SHARED=self.shared,
-            B=self.tuning.join, PDL=self.modern, num_warps=4, **self.common, **self.options,
+        place = (q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale)
+        if plan.shared:
+            read = {name: value for name, value in self.read.items() if name not in ("SINKS", "WINDOW")}
+            self.kernels.shared_runs[(self.programs2,)](
+                q, k, v, pages, self.head, self.list2, self.desk2, self.seats, self.values2, self.sums2, *place,
+                M=self.tile, N=tuning.shared_block, STAGES=tuning.shared_stages, PDL=self.modern,
+                num_warps=tuning.shared_warps, **read, **self.options,
+            )  # fmt: skip
+        limit = {"maxnreg": tuning.registers} if tuning.registers else {}
+        block, stages, _ = tuning.own if plan.shared else (tuning.block, tuning.stages, 0)
+        self.kernels.singles[(self.beside if plan.shared else self.programs,)](
+            q, k, v, pages, out, sink, self.head, self.list, self.desk, self.chain, self.counts, self.values,
+            self.sums, self.values2, self.sums2, *place, M=self.places, GP=self.narrow, N=block,
+            STAGES=stages, SHARED=plan.shared, M2=self.tile, DEPTH=DEPTH, B=tuning.join, PDL=self.modern,
+            num_warps=tuning.warps, **self.read, **self.options, **limit,
         )  # fmt: skip
 
     def _prompts(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
     ) -> None:
         pages, (_, block, warps, stages) = step.pages[self.group], self.tuning.prompt
-        given = (
-            q, k, v, pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts, q.stride(0),
-            pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale,
-        )  # fmt: skip
-        grid = (self.want.kv_heads, plan.tiles)
+        known = (q, k, v, pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts)
+        place = (q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale)
         if self.want.invariant:
-            self.runs.prompt_runs[grid](*given, **self.same, **self.read)
-        else:
-            self.kernels.prompts[grid](
-                *given, M=self.prompt, N=block, STAGES=stages, num_warps=warps, **self.read
-            )
+            self.runs.prompt_runs[(self.want.kv_heads, plan.tiles)](*known, *place, **self.same, **self.read)
+            return
+        self.kernels.prompts[(self.want.kv_heads, plan.tiles, plan.cuts)](
+            *known, self.counts, self.values2, self.sums2, *place, plan.cuts, M=self.prompt, N=block, STAGES=stages,
+            SPLIT=plan.cuts > 1, num_warps=warps, **self.read,
+        )  # fmt: skip
 
     def _runs(
         self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
@@ -285,10 +295,10 @@ class Ring:
             self.used[self.at] = True
 
 
-def lay_out(shares: list[Share], to: Any, slots: int, tiles: int, seats: int, page_size: int) -> None:
+def lay_out(shares: list[Share], to: Any, slots: int, tiles: int, seats: int, page_size: int) -> int:
     """Fills `to`, int32: tiles; 16: own [slots]: where a slot's own positions begin; depth [slots]; chain
     [slots, DEPTH]: tile * seats + seat, in the order of positions; of each tile first [tiles], count [tiles] in
-    positions, slots [tiles, seats].
+    positions, slots [tiles, seats]. Returns how many tiles there are.
 
     A slot's runs must follow one another from position 0; what does not, or finds no room, is its own."""
     to[:] = 0
@@ -317,6 +327,7 @@ def lay_out(shares: list[Share], to: Any, slots: int, tiles: int, seats: int, pa
                 own[slot] += share.count * page_size
             used += 1
     to[0] = used
+    return used
 
 
 def _power(number: int) -> int:
@@ -328,15 +339,14 @@ def _tune(want: Want, facts: Any) -> Tuning:
     """Wide heads take smaller blocks, so that what is on its way fits in a multiprocessor's memory."""
     wide = max(16, _power(want.head_dim)) * (2 if want.dtype == "float32" else 1)
     if facts.kind == "cpu":
-        return Tuning(
-            block=16, stages=1, each=1, tile=32, shared_block=32, shared_stages=1, prompt=(32, 16, 4, 1)
-        )
+        small = {"shared_block": 32, "shared_stages": 1, "shared_each": 1, "prompt": (32, 16, 4, 1)}
+        return Tuning(block=16, stages=1, each=1, own=(16, 1, 1), tile=32, **small)
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        cut = {"stages": 2, "each": 2, "shared_block": block, "shared_stages": 2, "shared_warps": 0}
+        cut = {"stages": 2, "each": 2, "own": (block, 2, 2), "shared_block": block, "shared_stages": 2}
         return Tuning(block=block, prompt=(64, block, 4, 2), same=block, **cut)
     if wide > 128:
-        return Tuning(block=32, shared_block=32, prompt=(128, 32, 8, 2), same=32)
+        return Tuning(block=32, own=(32, 3, 3), shared_block=32, prompt=(128, 32, 8, 2), same=32)
     return Tuning()
 
 

@@ -13,15 +13,7 @@ import triton
 import triton.language as tl
 
 from . import Sample
-from .attention import NEVER, _attend, _finish, _keep, _read, _segment
-
-
-@triton.jit
-def _fold(high, weight, acc, high2, weight2, acc2):
-    """The second behind the first. What is empty changes no bit of the other."""
-    higher = tl.maximum(high, high2)
-    fade, fade2 = tl.exp2(high - higher), tl.exp2(high2 - higher)
-    return higher, weight * fade + weight2 * fade2, acc * fade[:, None] + acc2 * fade2[:, None]
+from .attention import NEVER, _attend, _finish, _fold, _keep, _read, _segment
 
 
 @triton.jit

@@ -8,8 +8,9 @@ form, those from `begin // chunk` to `(end - 1) // chunk`.
 
 Tables are of int32. A segment (8 numbers): 0 its row (of a shared run: its place in the list), 1 the slot whose
 page table leads to it, 2 first position, 3 end, 4 blocks of one head before it, 5 the same with its own, 6 its
-place in the list, 7 whether nothing else is to be merged with it. A row (4): 0 blocks before it, 1 its blocks,
-2 its place in the list, 3 whether it shares. A tile, which is a shared run with up to TM slots: the first three.
+place in the list, 7 how many shared runs belong to it. A row (4): 0 blocks before it, 1 its blocks, 2 its place
+in the list, 3 its shared runs. A tile, which is a shared run with up to TM slots: the first three. A row's chain:
+for each of its shared runs (4) the tile's three numbers and the row's seat in it.
 Head: 0 and 1 blocks in all and the chunk, of rows; 2 and 3, of tiles; 4 tiles of prompts; 5 whether no row is cut.
 
 Nothing here knows of heads' contents, layers or dtypes.
@@ -23,7 +24,7 @@ from . import Sample
 
 @triton.jit
 def plan_singles(
-    SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, n, programs, programs2,
+    SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, CHAIN, n, programs, programs2,
     H: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TM: tl.constexpr, DEPTH: tl.constexpr, N1: tl.constexpr,
     N2: tl.constexpr, LEAST: tl.constexpr, RB: tl.constexpr, TB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr,
     RUN: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
@@ -39,7 +40,7 @@ def plan_singles(
             s = s0 + tl.arange(0, RB)
             tl.store(ROWOF + s, tl.full([RB], -1, tl.int32), mask=s < S)
         tl.debug_barrier()
-    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, N1, RB, WINDOW, SHARED, RUN)
+    listed, blocks = _rows(SLOTS, LENGTHS, SHARE + 16, ROWS, LIST1, ROWOF, n, S, N1, RB, WINDOW, SHARED, RUN)
     tl.debug_barrier()
     if RUN > 0:
         whole = (blocks * H > MOST) | (listed * H >= 4 * programs)
@@ -64,12 +65,13 @@ def plan_singles(
         tl.store(HEAD + 2, blocks * H)
         tl.store(HEAD + 3, chunk)
         _spread(LIST2, DESK2, listed, chunk, H, RB)
+        _chains(SLOTS, SHARE + 16 + 2 * S, ROWS, TILES, CHAIN, n, TM, DEPTH, RB)
 
 
 @triton.jit
 def _rows(
     SLOTS, LENGTHS, OWN, ROWS, LIST, ROWOF, n,
-    N: tl.constexpr, RB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, RUN: tl.constexpr,
+    S: tl.constexpr, N: tl.constexpr, RB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr, RUN: tl.constexpr,
 ):  # fmt: skip
     """Each row's own positions: those behind what it shares. Returns how many segments, and their blocks."""
     listed = tl.sum(tl.zeros([RB], tl.int32), 0)
@@ -80,7 +82,7 @@ def _rows(
         length = tl.load(LENGTHS + r, mask=r < n, other=0).to(tl.int32)
         live = slot > 0  # slot 0 only fills a step up
         first = tl.zeros([RB], tl.int32)
-        member = tl.zeros([RB], tl.int32)
+        depth = tl.zeros([RB], tl.int32)
         if WINDOW > 0:
             first = tl.maximum(length - WINDOW, 0)
         if SHARED:
@@ -88,20 +90,20 @@ def _rows(
             shares = live & (own > 0) & (length >= own)
             tl.store(ROWOF + slot, r, mask=shares)
             first = tl.where(shares, own, 0)
-            member = shares.to(tl.int32)
-        count = tl.where(live, length - first, 0)
-        size = tl.cdiv(count, N)
+            depth = tl.load(OWN + S + slot, mask=shares, other=0)
+        # A row that has nothing of its own is written all the same, by whom it is given to.
+        size = tl.where(live, tl.maximum(tl.cdiv(length - first, N), 1), 0)
         if RUN > 0:
             size = tl.where(live, tl.cdiv(length, RUN) - first // RUN, 0)
         some = tl.minimum(size, 1)
         place = listed + tl.cumsum(some, 0) - some
         end = blocks + tl.cumsum(size, 0)
-        _entry(LIST, place, r, slot, first, length, end - size, end, 1 - member, size > 0)
+        _entry(LIST, place, r, slot, first, length, end - size, end, depth, size > 0)
         row = ROWS + r * 4
         tl.store(row, end - size, mask=r < n)
         tl.store(row + 1, size, mask=r < n)
         tl.store(row + 2, place, mask=r < n)
-        tl.store(row + 3, member, mask=r < n)
+        tl.store(row + 3, depth, mask=r < n)
         listed += tl.sum(some, 0)
         blocks += tl.sum(size, 0)
     return listed, blocks
@@ -142,7 +144,23 @@ def _tiles(
 
 
 @triton.jit
-def _entry(LIST, place, what, slot, first, end, before, behind, alone, mask):
+def _chains(SLOTS, SEATED, ROWS, TILES, CHAIN, n, TM: tl.constexpr, DEPTH: tl.constexpr, RB: tl.constexpr):
+    """Where the parts of each row's shared runs are to be found. SEATED [slots, DEPTH]: tile * TM + seat."""
+    for r0 in range(0, n, RB):
+        r = r0 + tl.arange(0, RB)
+        slot = tl.load(SLOTS + r, mask=r < n, other=0).to(tl.int32)
+        depth = tl.load(ROWS + r * 4 + 3, mask=r < n, other=0)
+        for i in range(0, tl.max(depth, 0)):
+            ok = i < depth
+            seat = tl.load(SEATED + slot * DEPTH + i, mask=ok, other=0)
+            entry = CHAIN + (r * DEPTH + i) * 4
+            for k in tl.static_range(3):
+                tl.store(entry + k, tl.load(TILES + seat // TM * 4 + k, mask=ok), mask=ok)
+            tl.store(entry + 3, seat % TM, mask=ok)
+
+
+@triton.jit
+def _entry(LIST, place, what, slot, first, end, before, behind, depth, mask):
     entry = LIST + place * 8
     tl.store(entry, what, mask=mask)
     tl.store(entry + 1, slot, mask=mask)
@@ -151,7 +169,7 @@ def _entry(LIST, place, what, slot, first, end, before, behind, alone, mask):
     tl.store(entry + 4, before, mask=mask)
     tl.store(entry + 5, behind, mask=mask)
     tl.store(entry + 6, place, mask=mask)
-    tl.store(entry + 7, alone, mask=mask)
+    tl.store(entry + 7, depth, mask=mask)
 
 
 @triton.jit
@@ -167,7 +185,7 @@ def _spread(LIST, DESK, listed, chunk, H: tl.constexpr, RB: tl.constexpr):
         row, slot = tl.load(LIST + s * 8, mask=ok), tl.load(LIST + s * 8 + 1, mask=ok)
         first, last = tl.load(LIST + s * 8 + 2, mask=ok), tl.load(LIST + s * 8 + 3, mask=ok)
         c0, c1 = tl.load(LIST + s * 8 + 4, mask=ok), tl.load(LIST + s * 8 + 5, mask=ok)
-        alone = tl.load(LIST + s * 8 + 7, mask=ok)
+        depth = tl.load(LIST + s * 8 + 7, mask=ok)
         for k in range(0, tl.max(count, 0)):
             entry = DESK + (program + k) * 8
             tl.store(entry, row, mask=k < count)
@@ -177,7 +195,7 @@ def _spread(LIST, DESK, listed, chunk, H: tl.constexpr, RB: tl.constexpr):
             tl.store(entry + 4, c0, mask=k < count)
             tl.store(entry + 5, c1, mask=k < count)
             tl.store(entry + 6, s, mask=k < count)
-            tl.store(entry + 7, alone, mask=k < count)
+            tl.store(entry + 7, depth, mask=k < count)
 
 
 @triton.jit
@@ -212,6 +230,7 @@ def samples() -> list[Sample]:
         "DESK2",
         "SEATS",
         "ROWOF",
+        "CHAIN",
     )
     shape = {
         "H": 8,
