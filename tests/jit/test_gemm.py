@@ -12,7 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from trine.kernels.fused.triton import Triton
 from trine.kernels.gemm.base import Behind, Want
-from trine.kernels.gemm.choice import Burst, Choice, Run, Shape
+from trine.kernels.gemm.choice import Burst, Choice, Shape
 from trine.kernels.gemm.fixed import Fixed
 from trine.kernels.gemm.vendor import Vendor
 
@@ -49,17 +49,17 @@ def near(found: Tensor, true: Tensor, dtype: str) -> None:
     torch.testing.assert_close(found.double(), true, atol=STEP[dtype], rtol=STEP[dtype])
 
 
-class Streams(Choice):
-    """All few rows are streamed."""
+class Tiled(Choice):
+    """All few rows are tiles."""
 
-    def few(self, rows: int, outs: int, ins: int) -> Run | None:
-        return Run(16 if rows <= 16 else 32, 64, 32, 4, 3) if rows <= 32 and ins % 8 == 0 else None
+    def few(self, rows: int, outs: int, ins: int) -> Shape | None:
+        return Shape(16 if rows <= 16 else 32, 64, 32, 4, 3) if rows <= 32 and ins % 8 == 0 else None
 
 
 def vendor(dtype: str) -> Vendor:
     want = Want(dtype, invariant=False, device="cuda", cores=5)
     product = Vendor(want)
-    product.choice = Streams(want)
+    product.choice = Tiled(want)
     return product
 
 
@@ -79,16 +79,6 @@ def test_vendor(rows: int, outs: int, ins: int, dtype: str) -> None:
     near(wide, true, "float32" if rows <= 32 else dtype)
     if product.tiles:
         assert not product.tiles.count.any()
-
-
-@pytest.mark.parametrize("cores", [1, 2, 3, 7, 50])
-def test_every_cut_of_a_stream_adds_up(cores: int) -> None:
-    product = Vendor(Want("float32", invariant=False, device="cuda", cores=cores))
-    assert product.tiles
-    x, weight = numbers(37, 130, 200, "float32")
-    out = product.tiles.stream(x, weight, torch.empty(37, 130), Run(16, 32, 32, 4, 3), Behind())
-    near(out, x.double() @ weight.double().t(), "float32")
-    assert not product.tiles.count.any()
 
 
 @pytest.mark.parametrize(("room", "split"), [(6 * 512, True), (6 * 512 - 1, False)])

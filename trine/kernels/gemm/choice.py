@@ -18,15 +18,14 @@ AHEAD = 0  # programs later whose W is brought near; 0: none
 NORMED = 2**23  # numbers of W up to which a norm is done by every program, instead of once before
 INPUTS = 32768  # what a program holds in registers
 
-# Few rows.
-FEW = 0  # rows up to which every weight is streamed; 0: the library is faster
-HEAD = 64  # rows up to which a weight of LARGE outputs or more is
+# Few rows. Streaming W through tensor cores in equal shares for all multiprocessors was slower than the library
+# at 50 to 256 rows (172 us a layer of an 8B model instead of 139, H200), and starting kernels early beside the
+# library's own slows these down; only the head gains.
+HEAD = 64  # rows up to which a weight of LARGE outputs or more is Triton's: 257 us instead of 287
 LARGE = 65536
-STEP = 512  # inputs of a run of one tile, at least
 
-# Rows up to which a kernel starts before the one in front of it is done (PDL): of the GEMV and small ones,
+# Rows up to which a kernel starts before the one in front of it is done (PDL): of the GEMV and small ones.
 OVERLAP = 1
-STREAMED = 0  # and of streams; 0: never
 
 
 class Burst(NamedTuple):
@@ -35,18 +34,6 @@ class Burst(NamedTuple):
     outs: int
     warps: int
     ahead: int = 0
-
-
-class Run(NamedTuple):
-    """A stream through W: a tile, and how a program works on it."""
-
-    rows: int
-    outs: int
-    ins: int
-    warps: int
-    stages: int  # of inputs on their way at a time
-    ahead: int = 0  # bytes of each row of the first tile
-    late: bool = False
 
 
 class Shape(NamedTuple):
@@ -78,16 +65,11 @@ class Choice:
         """Whether a GEMV also does the norm before it."""
         return outs * ins <= NORMED
 
-    def few(self, rows: int, outs: int, ins: int) -> Run | Shape | None:
+    def few(self, rows: int, outs: int, ins: int) -> Shape | None:
         """For more rows than one. `outs` are rows of W."""
-        if rows > max(FEW, HEAD if outs >= LARGE else 0) or not self.modern or self.bytes != 2 or ins % 8:
+        if rows > HEAD or outs < LARGE or not self.modern or self.bytes != 2 or ins % 8:
             return None  # tensor cores do not take float32
-        tile = max(16, power(rows))
-        if rows > FEW:
-            return Shape(tile, 128, 128, 8, 4)
-        if outs >= LARGE or outs * ins >= 2 * SIZE:
-            return Run(tile, 128, 128, 8, 4)
-        return Run(tile, 64, 128, 4, 5)
+        return Shape(max(16, power(rows)), 128, 128, 8, 4)
 
 
 def cdiv(a: int, b: int) -> int:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .base import Behind, Want
-from .choice import OVERLAP, STREAMED, Burst, Run, Shape, cdiv, power
+from .choice import OVERLAP, Burst, Shape, cdiv, power
 
 CORES = 132  # multiprocessors, where a device does not say: H100, H200
 SPLITS = 2 * CORES  # tiles that fit in the scratch memory,
@@ -22,15 +22,12 @@ class Tiles:
     """Launches. One for each product object: all its calls must be ordered one after the other."""
 
     def __init__(self, want: Want) -> None:
-        from trine.kernels.jit import gemm, gemm_stream, gemv
+        from trine.kernels.jit import gemm, gemv
 
         self.gemm: Any = gemm
         self.gemv: Any = gemv
-        self.gemm_stream: Any = gemm_stream
-        self.cores = want.cores or CORES
         modern = want.device == "cuda" and want.capability >= (9, 0)
         self.pdl = overlapping(modern and OVERLAP > 0)
-        self.streamed = overlapping(modern and STREAMED > 0)
         self.part = torch.empty(SPLITS * TILE, dtype=torch.float32)
         self.count = torch.zeros(SPLITS, dtype=torch.int32)  # always, but while a product runs
 
@@ -48,25 +45,8 @@ class Tiles:
         self.gemm.product[(programs * (segments if split else 1),)](
             x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins,
             segments, length, shape.rows, shape.outs, shape.ins, length * segments == ins, split, 8,
-            residual is not None, behind.activation, 0, PDL=False,
+            residual is not None, behind.activation,
             num_warps=shape.warps, num_stages=shape.stages,
-        )  # fmt: skip
-        return out
-
-    def stream(self, x: Tensor, weight: Tensor, out: Tensor, run: Run, behind: Behind) -> Tensor:
-        """The same in equal shares for all multiprocessors."""
-        (rows, ins), outs = x.shape, out.shape[1]
-        assert run.rows * run.outs <= TILE and self.cores <= SPLITS // 2
-        steps = cdiv(ins, run.ins)
-        high = cdiv(rows, run.rows)
-        total = steps * high * cdiv(outs, run.outs // (2 if behind.activation else 1))
-        per = cdiv(total, self.cores)
-        residual = behind.residual
-        pdl = self.streamed
-        self.gemm_stream.stream[(cdiv(total, per),)](
-            x, weight, out, out if residual is None else residual, self.part, self.count, rows, outs, ins, high, per,
-            steps, total, run.rows, run.outs, run.ins, steps * run.ins == ins, run.stages, residual is not None,
-            behind.activation, run.ahead if pdl["PDL"] else 0, run.late, num_warps=run.warps, **pdl,
         )  # fmt: skip
         return out
 

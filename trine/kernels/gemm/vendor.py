@@ -1,7 +1,6 @@
 """Float products on a GPU: the vendor's library as torch calls it, and Triton where few rows make it faster.
 
-One row is a GEMV, a few may stream the weights once through narrow tiles; with more, the library wins. Which,
-`choice` says. Results may depend, in their last bits, on the number of rows.
+One row is a GEMV, a few may be narrow tiles; with more, the library wins. Which, `choice` says. Results may depend, in their last bits, on the number of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .base import FLOATS, Behind, Want
-from .choice import Burst, Choice, Run, Shape
+from .choice import Burst, Choice, Shape
 from .tiles import Tiles
 
 
@@ -67,7 +66,7 @@ class Vendor:
         out = behind.residual if behind.residual is not None else x.new_empty(len(x), outs)
         return self._launch(x, packed, out, how, norm, behind)
 
-    def _how(self, x: Tensor, outs: int, gates: int) -> Burst | Run | Shape | None:
+    def _how(self, x: Tensor, outs: int, gates: int) -> Burst | Shape | None:
         """None: the library's."""
         rows, ins = x.shape
         if self.tiles is None or not rows:
@@ -75,14 +74,12 @@ class Vendor:
         return self.choice.one(outs, ins, gates) if rows == 1 else self.choice.few(rows, outs * gates, ins)
 
     def _launch(
-        self, x: Tensor, weight: Tensor, out: Tensor, how: Burst | Run | Shape, norm: Any, behind: Behind
+        self, x: Tensor, weight: Tensor, out: Tensor, how: Burst | Shape, norm: Any, behind: Behind
     ) -> Tensor:
         assert self.tiles is not None
         if isinstance(how, Burst):
             return self.tiles.row(x.contiguous(), weight, out, how, norm, behind)
-        if isinstance(how, Shape):
-            return self.tiles.product(x.contiguous(), weight, out, how, 1, behind)
-        return self.tiles.stream(x.contiguous(), weight, out, how, behind)
+        return self.tiles.product(x.contiguous(), weight, out, how, 1, behind)
 
 
 def _mixes(dtype: torch.dtype) -> bool:

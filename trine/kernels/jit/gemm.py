@@ -73,27 +73,16 @@ def total(parts, i, segments, BN: tl.constexpr, BM: tl.constexpr):
     return acc
 
 
-@triton.jit
-def ahead(W, n, first, ins, BYTES: tl.constexpr):
-    """Bring the first bytes of a segment's rows of W to the second-level cache. (sm_90)"""
-    at = (W + n.to(tl.int64) * ins + first).to(tl.int64)
-    size = tl.full(n.shape, BYTES, tl.int32)
-    tl.inline_asm_elementwise(
-        "cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0;", "=r,l,r", [at, size],
-        dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
 @triton.jit(do_not_specialize=["rows"])
 def product(
     X, W, Y, R, PART, COUNT, rows, outs, ins, segments, length, BM: tl.constexpr, BN: tl.constexpr,
     BK: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr, GROUP: tl.constexpr, ADD: tl.constexpr,
-    GATE: tl.constexpr, AHEAD: tl.constexpr, PDL: tl.constexpr,
+    GATE: tl.constexpr,
 ):  # fmt: skip
     """A tile of BN outputs and BM rows. Segments have `length` inputs, but for the last.
 
-    PART [tiles, segments, BN, BM], COUNT [tiles]: zeros, before and after. AHEAD: bytes of each row of W to
-    fetch before the wait. GROUP tiles of rows run together: the parts of W and X that they share stay cached."""
+    PART [tiles, segments, BN, BM], COUNT [tiles]: zeros, before and after. GROUP tiles of rows run together: the
+    parts of W and X that they share stay cached."""
     programs = segments if SPLIT else 1  # of a tile
     pid, index = tl.program_id(0) // programs, tl.program_id(0) % programs
     tiles = tl.cdiv(outs, BN if GATE == "" else BN // 2)
@@ -101,11 +90,6 @@ def product(
     size = tl.minimum(tl.cdiv(rows, BM) - above, GROUP)
     tile_m, tile = above + pid % (GROUP * tiles) % size, pid % (GROUP * tiles) // size
     m, n = tile_m * BM + tl.arange(0, BM), outputs(tile, outs, BN, GATE)
-    if PDL:
-        if AHEAD > 0:
-            ahead(W, n, index * length, ins, AHEAD)
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
     acc = segment(X, W, m, n, index * length, length, rows, ins, BM, BN, BK, EVEN)
     if SPLIT:
         i = tl.arange(0, BN)[:, None] * BM + tl.arange(0, BM)[None, :]
@@ -124,7 +108,7 @@ def product(
 def samples() -> list[Sample]:
     types: dict[str, str] = dict.fromkeys(("X", "W", "Y", "R"), "*bf16") | {"PART": "*fp32", "COUNT": "*i32"}
     types |= {"rows": "i32", "segments": "i32"} | dict.fromkeys(("outs", "ins", "length"), "i32/16")
-    plain = {"EVEN": True, "SPLIT": False, "GROUP": 8, "ADD": False, "GATE": "", "AHEAD": 0}
+    plain = {"EVEN": True, "SPLIT": False, "GROUP": 8, "ADD": False, "GATE": ""}
     few = {"BM": 64, "BN": 128, "BK": 64} | plain
     one = {name: kind for name, kind in types.items() if name != "segments"}
     wide = types | dict.fromkeys(("X", "W", "Y", "R"), "*fp32")
