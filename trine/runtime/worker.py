@@ -85,6 +85,8 @@ class Worker:
         self.sampler = Sampler(
             self.table, registry.get("kernels.sampling", plan.sampling)(self._want()), self.platform
         )
+        self.slots: list[int] = []  # of the last step's rows
+        self.order: list[int] = []  # of the last step
         self.flying: dict[int, Flight] = {}
         self.landing: dict[int, Landing] = {}
         self.last: Any = None  # event at the end of the step before
@@ -98,14 +100,16 @@ class Worker:
             raise Unsupported("a row has drafts to verify, and this worker has no drafter")
         start = self.platform.event()
         start.record()
-        order = sorted(range(len(batch.rows)), key=lambda i: batch.rows[i].count > 1)
-        rows = [batch.rows[i] for i in order]
         if batch.copies:
             self.store.copy(batch.copies)
+        if batch.joins:
+            self.slots = []
         self.table.apply(batch)
         if batch.shares is not None:
             for backend in self.attention:
                 backend.share(batch.shares)
+        order = self._order(batch.rows)
+        rows = [batch.rows[i] for i in order]
         self.flying[batch.step] = Flight(rows, order, self.runner.run(rows), start)
 
     @torch.inference_mode()
@@ -155,6 +159,17 @@ class Worker:
                 raise Unsupported(
                     f"a worker knows no {name!r} here; it knows: kernels, memory, seconds, warm"
                 )
+
+    def _order(self, rows: list[Row]) -> list[int]:
+        """Rows of one token first, of them the longest first: the short ones then fill the gaps at the end.
+
+        While the same rows go on with a token each, all grow alike, and the order stays."""
+        slots = [row.slot if row.count == 1 else -row.slot for row in rows]
+        if slots != self.slots:
+            reach = self.table.reach
+            self.slots = slots
+            self.order = sorted(range(len(rows)), key=lambda i: (slots[i] < 0, -reach[rows[i].slot]))
+        return self.order
 
     def _want(self) -> fused.Want:
         """What table and sampling ask for too."""
