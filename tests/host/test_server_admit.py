@@ -241,6 +241,9 @@ def test_the_cost_of_a_body_is_counted_before_it_is_read() -> None:
         ({"chat_template_kwargs": {"x": "y" * 4097}}, "chat_template_kwargs.x", "4096"),
         ({"chat_template_kwargs": {"x": [1]}}, "chat_template_kwargs[...]", ""),
         ({"n": 10**18}, "n", "at most 16"),
+        ({"priority": 1}, "priority", "--policy priority"),
+        ({"priority": -(2**31) - 1}, "priority", "at least"),
+        ({"priority": True}, "priority", "of type int"),
     ],
 )  # fmt: skip
 def test_the_field_that_is_wrong_is_named(body: dict[str, Any], field: str, word: str) -> None:
@@ -255,7 +258,7 @@ def test_the_field_that_is_wrong_is_named(body: dict[str, Any], field: str, word
 @pytest.mark.parametrize(
     "body",
     [
-        {"tools": None, "tool_choice": "none", "response_format": {"type": "text"}, "store": False, "best_of": 1},
+        {"tools": None, "tool_choice": "none", "response_format": {"type": "text"}, "store": False, "best_of": 1, "priority": 0},
         {"user": "me", "metadata": {"a": "b"}, "service_tier": "auto"},
         {"temperature": None, "n": None, "stop": None, "seed": None, "logit_bias": None, "stream": None},
         {"parallel_tool_calls": True, "modalities": ["text"], "logprobs": False, "top_logprobs": 0},

@@ -266,6 +266,20 @@ def test_sampling_reaches_the_engine() -> None:
     with_client(body, ends=True)
 
 
+def test_a_priority_reaches_every_sample_where_the_policy_goes_by_it() -> None:
+    async def run() -> None:
+        app, _, engine = face(ranked=True)
+        async with client(app) as api:
+            await api.chat.completions.create(
+                model="test", messages=HELLO, n=2, max_tokens=2, extra_body={"priority": -3}
+            )
+            await api.completions.create(model="test", prompt="x", extra_body={"priority": 7})
+            await api.completions.create(model="test", prompt="x", extra_body={"priority": None})
+        assert [request.priority for request in engine.requests] == [-3, -3, 7, 0]
+
+    asyncio.run(run())
+
+
 def test_models_are_listed_and_found() -> None:
     async def body(api: openai.AsyncOpenAI, engine: ScriptedEngine) -> None:
         assert [model.id async for model in api.models.list()] == ["test"]

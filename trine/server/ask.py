@@ -19,6 +19,7 @@ class Facts(Struct, frozen=True):
     vocab: int  # token ids are in [0, vocab)
     max_model_len: int  # prompt plus output, tokens
     most: int  # sequences that may be running and queued together
+    ranked: bool = False  # does the scheduler go by priority
 
 
 class Ask(Struct, frozen=True, kw_only=True):
@@ -38,6 +39,7 @@ class Ask(Struct, frozen=True, kw_only=True):
     include_usage: bool = False
     ignored: tuple[str, ...] = ()  # fields that were taken and have no effect
     space: str = ""  # cache namespace of the authenticated tenant
+    priority: int = 0  # the lower first
 
 
 class Token(Struct, frozen=True):

@@ -48,6 +48,7 @@ class Controls(Struct, kw_only=True, forbid_unknown_fields=True):
     stop: Stop | Annotated[list[Stop], Meta(max_length=limits.STOPS)] | None = None
     stop_token_ids: Annotated[list[int], Meta(max_length=limits.STOP_IDS)] | None = None
     ignore_eos: bool | None = None
+    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
@@ -77,7 +78,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (),
     "logits_processors": ([],),
     "custom_logit_processor": (),
-    "priority": (0,),
     "cache_salt": (),
     "add_special_tokens": (),
     "echo": (False,),
@@ -139,5 +139,9 @@ def check(body: Controls, facts: Facts, limit: int | None) -> None:
         raise Refusal("invalid_value", "stream_options", wanted="left out when stream is not true")
     if body.stream_options is not None and body.stream_options.include_obfuscation:
         raise Refusal("unsupported_field", "stream_options.include_obfuscation")
+    if body.priority and not facts.ranked:
+        raise Refusal(
+            "invalid_value", "priority", wanted="0: this server does not run with --policy priority"
+        )
     if limit is not None and given(body.min_tokens, 0) > limit:
         raise Refusal("invalid_value", "min_tokens", wanted=f"at most the {limit} tokens that may be made")

@@ -66,6 +66,7 @@ async def _serve(config: Config, path: Path, ready: Announce) -> int:
         model=served_name(config),
         max_queue=config.max_queue,
         request_timeout=config.request_timeout,
+        ranked=config.policy == "priority",
         meter=metrics,
     )
     admin = Path(config.admin_socket) if config.admin_socket else engine.folder.path / "admin"

@@ -49,7 +49,8 @@ class Template(Protocol):
 
 
 class Service:
-    """Give it an engine, a tokenizer and a chat template (None: the model has none)."""
+    """Give it an engine, a tokenizer and a chat template (None: the model has none). `ranked`: whether the
+    engine's policy goes by priority."""
 
     def __init__(
         self,
@@ -60,12 +61,13 @@ class Service:
         model: str,
         max_queue: int = 1024,
         request_timeout: float = 3600.0,
+        ranked: bool = False,
         meter: Meter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine, self.tokenizer, self.template, self.model = engine, tokenizer, template, model
         self.max_queue, self.request_timeout, self.clock = max_queue, request_timeout, clock
-        self.meter = meter
+        self.meter, self.ranked = meter, ranked
         self.draining = False
         self.jobs: dict[str, Job] = {}  # by id, while they run
         self.live = 0  # sequences asked for and not ended
@@ -83,7 +85,7 @@ class Service:
         if ready is None:
             raise Refusal("not_ready", seconds=1, reason="it is starting")
         most = ready.max_num_seqs + self.max_queue
-        return Facts(self.model, ready.vocab, ready.max_model_len, most)
+        return Facts(self.model, ready.vocab, ready.max_model_len, most, self.ranked)
 
     async def generate(self, ask: Ask, id: str | None = None) -> AsyncGenerator[Delta, None]:
         """Every Delta of an Ask. Refusals of the whole request come before the first one.
@@ -178,7 +180,14 @@ class Service:
                     seed=None if seed is None else (seed + sample) % 2**63,
                 )
                 requests.append(
-                    Request(f"{id}-{index}", prompt, sampling, space=ask.space, arrived=self.clock())
+                    Request(
+                        f"{id}-{index}",
+                        prompt,
+                        sampling,
+                        space=ask.space,
+                        priority=ask.priority,
+                        arrived=self.clock(),
+                    )
                 )
                 choices.append(self._choice(index, ask))
         return Job(self.engine, requests, choices, ask.n, self.meter)

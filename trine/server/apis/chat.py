@@ -149,6 +149,7 @@ class Chat:
             max_tokens=limit,
             stops=stops(body),
             sampling=sampling(body, facts, logprobs),
+            priority=given(body.priority, 0),
             stream=given(body.stream, False),
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )

@@ -73,6 +73,7 @@ class Completions:
             default_tokens=DEFAULT_TOKENS,
             stops=stops(body),
             sampling=sampling(body, facts, body.logprobs),
+            priority=given(body.priority, 0),
             stream=given(body.stream, False),
             include_usage=body.stream_options is not None and body.stream_options.include_usage,
         )
