@@ -287,7 +287,7 @@ class Slow(Cpu):
 
     class Event:
         def __init__(self) -> None:
-            self.at, self.waited, self.ready = 0.0, 0, False
+            self.waited, self.ready = 0, False
 
         def record(self) -> None:
             self.ready = False
@@ -298,9 +298,6 @@ class Slow(Cpu):
         def wait(self) -> None:
             self.waited += 1
             self.ready = True
-
-        def since(self, earlier: Slow.Event) -> float:
-            return self.at - earlier.at
 
     def event(self) -> Event:
         self.events.append(Slow.Event())
@@ -332,20 +329,12 @@ def test_reports_are_buffers_that_come_back() -> None:
 
 
 def test_a_step_is_pending_until_its_event() -> None:
-    """And says how long the device had nothing to do before it."""
     t, platform = table(), Slow()
     t.apply(Batch(1, [], joins=[join(s, [1, 2], [[s], [s]]) for s in (1, 2)]))
     sampler = Sampler(t, Reference(), platform)
-    pendings = []
-    for step in range(2):
-        began = platform.event()
-        began.at = 10.0 * step
-        pendings.append(
-            sampler.sample(step, [Row(1, 1, True), Row(2, 1, True)], torch.eye(2, 3), None, began)
-        )
-        pendings[-1].end.at = 10.0 * step + 7.0
+    rows = [Row(1, 1, True), Row(2, 1, True)]
+    pendings = [sampler.sample(step, rows, torch.eye(2, 3), None) for step in range(2)]
     assert not pendings[0].done()
     pendings[0].end.ready = True
-    assert pendings[0].done() and pendings[0].result().idle == 0.0
-    later = pendings[1].result()
-    assert later.idle == 3.0 and later.tokens == [[0], [1]] and pendings[1].end.waited == 1
+    assert pendings[0].done()
+    assert pendings[1].result().tokens == [[0], [1]] and pendings[1].end.waited == 1

@@ -19,6 +19,7 @@ from trine.errors import Unsupported
 from trine.executor.direct import DirectExecutor
 from trine.executor.local import LocalExecutor
 from trine.plan import Plan
+from trine.platforms.cpu import Cpu
 from trine.registry import get
 from trine.runtime.worker import Worker
 from trine.scheduler.scheduler import Scheduler
@@ -203,6 +204,54 @@ def test_any_schedule_gives_the_same_tokens(name: str, path: Path, alone: Said) 
         stats = running.engine.stats()
     assert said == alone
     assert stats.hit_tokens > 0
+
+
+class Line:
+    """Orders of a device that works by itself: time is counted in events, and passes when somebody waits."""
+
+    def __init__(self) -> None:
+        self.ordered = self.reached = 0
+
+
+class Mark:
+    """A point in a line of orders."""
+
+    def __init__(self, line: Line) -> None:
+        self.line, self.at = line, 0
+
+    def record(self) -> None:
+        self.line.ordered += 1
+        self.at = self.line.ordered
+
+    def done(self) -> bool:
+        return self.at <= self.line.reached
+
+    def wait(self) -> None:
+        self.line.reached = max(self.line.reached, self.at)
+
+    def since(self, earlier: Mark) -> float:
+        assert self.done() and earlier.done(), "a time is asked for that is not known yet"
+        return float(self.at - earlier.at)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_device_that_works_by_itself(
+    depth: int, path: Path, alone: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Orders go straight to the worker, another thread waits for results, times are those of events."""
+    monkeypatch.setattr(Cpu, "asynchronous", True)
+    line = Line()
+    monkeypatch.setattr(Cpu, "event", lambda self: Mark(line))
+    told = []
+    with Running(make_plan(path, depth=depth, budget=30)) as running:
+        assert isinstance(running.executor, DirectExecutor)
+        running.executor.on_done(lambda: told.append(1))
+        said = running.run(make_requests(), arrivals=3)
+        stats = running.engine.stats()
+    assert said == alone
+    assert stats.seconds == 2.0, "from the start to the end, with the sampler's event between"
+    assert len(told) == stats.step, "somebody was told of each step"
+    assert 0 < stats.idle_seconds < stats.step, "one event apart, but for the first"
 
 
 @pytest.mark.parametrize(("dtype", "kept"), [("float32", torch.float32), ("bfloat16", torch.bfloat16)])

@@ -42,8 +42,6 @@ class Pending:
         self.counts = counts  # rows that want logprobs, among those that sample, and how many alternatives
         self.said: list[Report] = []
         self.end: Any = None  # event: all of it is on the host
-        self.begin: Any = None  # event: the step began
-        self.before: Any = None  # event: the step before ended
 
     def done(self) -> bool:
         """Whether `result` will not wait."""
@@ -54,8 +52,6 @@ class Pending:
         if self.end is not None:
             self.end.wait()
         result = Result(self.step, [[] for _ in range(self.rows)] if len(self.places) < self.rows else [])
-        if self.begin is not None and self.before is not None:
-            result.idle = max(0.0, self.begin.since(self.before))
         if not self.said:
             return result
         tokens, errors = self.said[0].array().tolist()
@@ -95,15 +91,9 @@ class Sampler:
         self.platform = platform
         self.reports = Reports(table.state.arena.device, platform)
         self.known: Known | None = None
-        self.ended: Any = None  # event: the last step ended
 
-    def sample(
-        self, step: int, rows: list[Row], logits: Tensor, masks: Masks | None, began: Any = None
-    ) -> Pending:
-        """`logits` are of the rows that sample, `masks` are by row: the ids that are allowed.
-
-        `began`: an event recorded before the step's first work; the result then says how long the device
-        had nothing to do before it."""
+    def sample(self, step: int, rows: list[Row], logits: Tensor, masks: Masks | None) -> Pending:
+        """`logits` are of the rows that sample, `masks` are by row: the ids that are allowed."""
         slots = [row.slot for row in rows if row.sample]
         places = range(len(rows)) if len(slots) == len(rows) else [i for i, r in enumerate(rows) if r.sample]
         known = self._known(slots)
@@ -111,8 +101,7 @@ class Sampler:
         if slots:
             self._choose(pending, known, logits, masks)
         if self.platform is not None and self.platform.asynchronous:
-            pending.begin, pending.before = began, self.ended
-            self.ended = pending.end = self.platform.event()
+            pending.end = self.platform.event()
             pending.end.record()
         return pending
 
