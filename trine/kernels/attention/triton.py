@@ -39,14 +39,16 @@ class Tuning(NamedTuple):
     block: int = 64  # positions in one product
     stages: int = 3  # how far reading runs ahead
     warps: int = 4
-    each: int = 3  # programs for each multiprocessor
+    each: int = 2  # programs for each multiprocessor
+    whole: float = 3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
     registers: int = 0  # of a thread, at most; 0: as the compiler likes
     own: tuple[int, int, int] = (64, 3, 3)  # beside shared runs: block, stages, each
-    tile: int = 64  # places of a shared run's queries: its rows times the query heads of a KV head
+    tile: int = 128  # places of a shared run's queries: its rows times the query heads of a KV head
     shared_block: int = 64
     shared_stages: int = 3
-    shared_warps: int = 4
-    shared_each: int = 2
+    shared_warps: int = 8
+    shared_each: int = 1
+    copies: bool = True  # whole blocks by the hardware, from sm_90 on
     least: int = 1  # blocks of a program, at least
     prompt: tuple[int, int, int, int] = (64, 64, 4, 3)  # places, positions, warps, stages
     prompt_each: int = 2  # programs for each multiprocessor: fewer tiles are cut over positions
@@ -62,6 +64,31 @@ class Planned(NamedTuple):
     tiles: int  # of prompts, at most
     cuts: int  # of each over positions
     shared: bool  # whether shared runs are in force
+    whole: bool = False  # a program for each row of one token and KV head
+
+
+class Layer:
+    """One layer's store, as kernels want it."""
+
+    def __init__(self, keys: Tensor, values: Tensor, want: Want, copies: bool) -> None:
+        self.keys, self.values, self.page_size, dim = keys, values, want.page_size, want.head_dim
+        plain = all(x.is_contiguous() for x in (keys, values)) and want.kv_dtype == want.dtype
+        self.copies = copies and plain and dim == max(16, _power(dim))
+        self.made: dict[int, tuple[Any, Any]] = {}
+
+    def tiles(self, block: int) -> tuple[Any, Any] | None:
+        """Descriptors of blocks [block, head_dim] of [places, kv_heads * head_dim], which the hardware copies; None
+        where it cannot, or where blocks go over the ends of pages."""
+        if not self.copies or self.page_size % block:
+            return None
+        if block not in self.made:
+            describe = import_module("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
+            shape, dim = (-1, self.keys.shape[2] * self.keys.shape[3]), self.keys.shape[3]
+            self.made[block] = (
+                describe(self.keys.view(shape), [block, dim]),
+                describe(self.values.view(shape), [block, dim]),
+            )
+        return self.made[block]
 
 
 class Tree:
@@ -99,17 +126,19 @@ class Tree:
         self.want, self.store, self.platform, self.group = want, store, platform, group
         self.kernels = import_module("trine.kernels.jit.attention")
         self.plans = import_module("trine.kernels.jit.plan")
+        self.whole = import_module("trine.kernels.jit.attention_rows")
         self.runs = import_module("trine.kernels.jit.attention_runs")
         self.limits = limits or Limits(256, 257, 2**17, 2**13)
         facts = platform.facts()
         self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
         self.tuning = tuning or _tune(want, facts)
+        self.copies = self.tuning.copies and (self.modern or facts.kind == "cpu")
         self.cores = facts.cores if facts.kind != "cpu" else 5
         self.programs, self.programs2 = self.tuning.each * self.cores, self.tuning.shared_each * self.cores
         self.beside = self.tuning.own[2] * self.cores  # programs, beside shared runs
         self.shared = not want.window and not want.invariant  # whether they ever are
         self.shares_now = False
-        self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+        self.layers: dict[int, Layer] = {}
         self._shape()
         self._reserve(platform.device() if facts.kind != "cpu" else torch.device("cpu"))
 
@@ -188,7 +217,10 @@ class Tree:
     def plan(self, step: Step) -> Planned:
         rows, shared, tuning = len(step.lengths), self.shares_now, self.tuning
         tiles = -(-(step.bound.tokens - step.singles) // (self.prompt // self.G)) + rows - step.singles
-        if step.singles:
+        # A program for each row and head needs no plan, and is the fastest where there are enough of them.
+        enough = step.singles * self.want.kv_heads >= tuning.whole * self.cores
+        whole = enough and not shared and not self.want.invariant
+        if step.singles and not whole:
             self.plans.plan_singles[(1,)](
                 step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
                 self.list2, self.desk2, self.seats, self.row_of, self.chain, step.singles,
@@ -199,41 +231,54 @@ class Tree:
                 **self.options,
             )  # fmt: skip
         if rows == step.singles:
-            return Planned(step.singles, rows, 0, 1, shared)
+            return Planned(step.singles, rows, 0, 1, shared, whole)
         self.plans.plan_prompts[(1,)](
             step.starts, self.head, self.prompts, step.singles, rows, TM=self.prompt // self.G, RB=128
         )
         room = tuning.prompt_each * self.cores // (tiles * self.want.kv_heads)
         cuts = 1 if self.want.invariant else max(1, min(room, step.bound.length // (LONG * tuning.prompt[1])))
-        return Planned(step.singles, rows, tiles, cuts, shared)
+        return Planned(step.singles, rows, tiles, cuts, shared, whole)
 
     def run(self, q: Tensor, layer: int, step: Step, sinks: Tensor | None = None) -> Tensor:
         """`sinks` [heads]: a logit for each query head, where `want.sinks`."""
         plan: Planned = step.attention[self.group]
         if layer not in self.layers:
-            self.layers[layer] = self.store.layer(layer)
-        k, v = self.layers[layer]
+            self.layers[layer] = Layer(*self.store.layer(layer), self.want, self.copies)
+        kv = self.layers[layer]
+        k, v = kv.keys, kv.values
         q = q.view(len(q), self.want.heads, -1)
         out = torch.empty((len(q), self.want.heads * self.want.head_dim), dtype=q.dtype, device=q.device)
         sink = q if sinks is None else sinks
         if plan.singles and self.want.invariant:
             self._runs(q, k, v, plan, step, out, sink)
+        elif plan.whole:
+            self._whole(q, kv, plan, step, out, sink)
         elif plan.singles:
-            self._singles(q, k, v, plan, step, out, sink)
+            self._singles(q, kv, plan, step, out, sink)
         if plan.rows > plan.singles:
-            self._prompts(q, k, v, plan, step, out, sink)
+            self._prompts(q, kv, plan, step, out, sink)
         return out
 
-    def _singles(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
-    ) -> None:
+    def _whole(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
+        k, v, pages = kv.keys, kv.values, step.pages[self.group]
+        tiles = None if self.want.window else kv.tiles(self.tuning.block)
+        self.whole.rows[(self.want.kv_heads, plan.singles)](
+            q, k, v, *(tiles or (k, v)), pages, step.slots, step.lengths, out, sink, q.stride(0), pages.stride(0),
+            k.stride(0), k.stride(1), k.stride(2), self.scale, M=self.places, N=self.tuning.block,
+            TILES=tiles is not None, STAGES=self.tuning.stages, PDL=self.modern, num_warps=self.tuning.warps,
+            **self.read, **self.options,
+        )  # fmt: skip
+
+    def _singles(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
+        k, v = kv.keys, kv.values
         tuning, pages = self.tuning, step.pages[self.group]
         place = (q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale)
         if plan.shared:
             read = {name: value for name, value in self.read.items() if name not in ("SINKS", "WINDOW")}
+            tiles = kv.tiles(tuning.shared_block)
             self.kernels.shared_runs[(self.programs2,)](
-                q, k, v, pages, self.head, self.list2, self.desk2, self.seats, self.values2, self.sums2, *place,
-                M=self.tile, N=tuning.shared_block, STAGES=tuning.shared_stages, PDL=self.modern,
+                q, k, v, *(tiles or (k, v)), pages, self.head, self.list2, self.desk2, self.seats, self.values2, self.sums2, *place,
+                M=self.tile, N=tuning.shared_block, STAGES=tuning.shared_stages, COPIES=tiles is not None, PDL=self.modern,
                 num_warps=tuning.shared_warps, **read, **self.options,
             )  # fmt: skip
         limit = {"maxnreg": tuning.registers} if tuning.registers else {}
@@ -245,18 +290,20 @@ class Tree:
             num_warps=tuning.warps, **self.read, **self.options, **limit,
         )  # fmt: skip
 
-    def _prompts(
-        self, q: Tensor, k: Tensor, v: Tensor, plan: Planned, step: Step, out: Tensor, sink: Tensor
-    ) -> None:
+    def _prompts(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
+        k, v = kv.keys, kv.values
         pages, (_, block, warps, stages) = step.pages[self.group], self.tuning.prompt
-        known = (q, k, v, pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts)
+        known = (pages, out, sink, step.slots, step.starts, step.lengths, self.head, self.prompts)
         place = (q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale)
         if self.want.invariant:
-            self.runs.prompt_runs[(self.want.kv_heads, plan.tiles)](*known, *place, **self.same, **self.read)
+            self.runs.prompt_runs[(self.want.kv_heads, plan.tiles)](
+                q, k, v, *known, *place, **self.same, **self.read
+            )
             return
+        tiles = kv.tiles(block)
         self.kernels.prompts[(self.want.kv_heads, plan.tiles, plan.cuts)](
-            *known, self.counts, self.values2, self.sums2, *place, plan.cuts, M=self.prompt, N=block, STAGES=stages,
-            SPLIT=plan.cuts > 1, num_warps=warps, **self.read,
+            q, k, v, *(tiles or (k, v)), *known, self.counts, self.values2, self.sums2, *place, plan.cuts, M=self.prompt, N=block, STAGES=stages,
+            SPLIT=plan.cuts > 1, COPIES=tiles is not None, num_warps=warps, **self.read,
         )  # fmt: skip
 
     def _runs(

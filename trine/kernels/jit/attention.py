@@ -73,6 +73,33 @@ def _attend(
 
 
 @triton.jit
+def _attend_whole(
+    q, high, weight, acc, K, V, PAGES, column, begin, end, scale,
+    PAGE: tl.constexpr, N: tl.constexpr, SOFTCAP: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """The same over whole blocks, none of which goes over the end of a page, and all of whose positions are seen: the
+    hardware copies them. K and V: descriptors of blocks [N, D] of the store as [places, H * D]."""
+    page = tl.load(PAGES + begin // PAGE, mask=begin < end, other=0)
+    for p in tl.range(begin, end, N, num_stages=STAGES):
+        at = (page * PAGE + p % PAGE).to(tl.int32)
+        k, v = K.load([at, column]), V.load([at, column])
+        page = tl.load(PAGES + (p + N) // PAGE, mask=p + N < end, other=0)
+        s = tl.dot(q, tl.trans(k))
+        if SOFTCAP > 0.0:
+            s = _scores(s, scale, SOFTCAP)
+            higher = tl.maximum(high, tl.max(s, 1))
+            w = tl.exp2(s - higher[:, None])
+        else:  # the scale is above 0
+            higher = tl.maximum(high, tl.max(s, 1) * scale)
+            w = tl.exp2(s * scale - higher[:, None])
+        fade = tl.exp2(high - higher)
+        weight = weight * fade + tl.sum(w, 1)
+        acc = tl.dot(w.to(v.dtype), v, acc * fade[:, None])
+        high = higher
+    return high, weight, acc
+
+
+@triton.jit
 def _finish(high, weight, acc, SINK, sink, mask, SINKS: tl.constexpr):
     """The values. A sink is one more score, of no value."""
     if SINKS:
@@ -264,12 +291,14 @@ def singles(
 
 @triton.jit
 def shared_runs(
-    Q, K, V, PAGES, HEAD, LIST, DESK, SEATS, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
+    Q, K, V, KTILES, VTILES, PAGES, HEAD, LIST, DESK, SEATS, VALUES, SUMS, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, SOFTCAP: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    COPIES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Shared runs: as many programs as the plan was made for, M places for the heads of a tile's M // G rows."""
+    """Shared runs: as many programs as the plan was made for, M places for the heads of a tile's M // G rows.
+
+    COPIES: blocks fill pages evenly, and the hardware copies them."""
     pid = tl.program_id(0)
     total, chunk = tl.load(HEAD + 2), tl.load(HEAD + 3)
     x = pid * chunk
@@ -292,12 +321,31 @@ def shared_runs(
         mask = row >= 0
         q = tl.load(Q + at[:, None] + d[None, :], mask=mask[:, None] & (d < D)[None, :], other=0.0)
         high = tl.full([M], NEVER, tl.float32)
-        high, weight, acc = _attend(
-            q, high, tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32),
-            K + head * head_stride, V + head * head_stride, PAGES + slot.to(tl.int64) * pages_stride,
-            begin, first, tl.minimum(begin + n * N, end), m, page_stride, place_stride, scale,
-            D, DP, PAGE, N, 0, SOFTCAP, False, EXACT, STAGES,
-        )  # fmt: skip
+        weight, acc = tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32)
+        pages, stop2 = PAGES + slot.to(tl.int64) * pages_stride, tl.minimum(begin + n * N, end)
+        if COPIES:
+            high, weight, acc = _attend_whole(
+                q,
+                high,
+                weight,
+                acc,
+                KTILES,
+                VTILES,
+                pages,
+                head * D,
+                begin,
+                stop2,
+                scale,
+                PAGE,
+                N,
+                SOFTCAP,
+                STAGES,
+            )
+        else:
+            high, weight, acc = _attend(
+                q, high, weight, acc, K + head * head_stride, V + head * head_stride, pages, begin, first, stop2, m,
+                page_stride, place_stride, scale, D, DP, PAGE, N, 0, SOFTCAP, False, EXACT, STAGES,
+            )  # fmt: skip
         _keep(VALUES, SUMS, (place * H + head + pid) * M + m, high, weight, acc, mask, D, DP)
         x += n
         over = x >= c1 * H
@@ -331,11 +379,11 @@ def _last_prompt(
 
 @triton.jit
 def prompts(
-    Q, K, V, PAGES, OUT, SINK, SLOTS, STARTS, LENGTHS, HEAD, LIST, COUNTS, VALUES, SUMS,
+    Q, K, V, KTILES, VTILES, PAGES, OUT, SINK, SLOTS, STARTS, LENGTHS, HEAD, LIST, COUNTS, VALUES, SUMS,
     q_stride, pages_stride, page_stride, place_stride, head_stride, scale, cuts,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr, M: tl.constexpr,
     N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, EXACT: tl.constexpr,
-    STAGES: tl.constexpr, SPLIT: tl.constexpr,
+    STAGES: tl.constexpr, SPLIT: tl.constexpr, COPIES: tl.constexpr,
 ):  # fmt: skip
     """A program for each (KV head, tile of M // G tokens of a row); the last tiles, which see most, first.
 
@@ -372,7 +420,25 @@ def prompts(
         acc = tl.zeros([M, DP], tl.float32)
         K += head * head_stride
         V += head * head_stride
-        if WINDOW == 0:
+        if COPIES and WINDOW == 0:
+            high, weight, acc = _attend_whole(
+                q,
+                high,
+                weight,
+                acc,
+                KTILES,
+                VTILES,
+                PAGES,
+                head * D,
+                begin,
+                clear,
+                scale,
+                PAGE,
+                N,
+                SOFTCAP,
+                STAGES,
+            )
+        elif WINDOW == 0:
             high, weight, acc = _attend(
                 q, high, weight, acc, K, V, PAGES, begin, 0, clear, edge, page_stride, place_stride, scale,
                 D, DP, PAGE, N, WINDOW, SOFTCAP, False, EXACT, STAGES,
@@ -430,15 +496,19 @@ def _others() -> list[Sample]:
     tables2 = dict.fromkeys(("HEAD", "LIST", "DESK", "SEATS"), "*i32")
     types2 = {name: kind for name, kind in types.items() if name not in ("OUT", "SINK")}
     shape = {name: value for name, value in constants.items() if name not in ("SINKS", "WINDOW")}
+    shape |= tile | {"COPIES": False}
+    tiles = dict.fromkeys(("KTILES", "VTILES"), "*bf16")
+    copied = dict.fromkeys(("KTILES", "VTILES"), "tensordesc<bf16[64, 128]>")
+    copies = {"PAGE": 64, "COPIES": True}
+    newer = tuple(t for t in TARGETS if t[1] in (90, 100))
+    types |= tables | parts | {"cuts": "i32"}
+    types2 |= tables2 | parts
+    constants |= tile | {"SPLIT": True, "COPIES": False}
+    plain = {"num_warps": 4}
     return [
-        Sample(shared_runs, types2 | tables2 | parts, shape | tile, {"num_warps": 4}),
-        *(
-            Sample(
-                prompts,
-                types | tables | parts | {"cuts": "i32"},
-                constants | tile | {"SPLIT": split},
-                {"num_warps": 4},
-            )
-            for split in (False, True)
-        ),
+        Sample(shared_runs, types2 | tiles, shape, plain),
+        Sample(shared_runs, types2 | copied, shape | copies, plain, newer),
+        Sample(prompts, types | tiles, constants | {"SPLIT": False}, plain),
+        Sample(prompts, types | tiles, constants, plain),
+        Sample(prompts, types | copied, constants | copies, plain, newer),
     ]
