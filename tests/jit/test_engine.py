@@ -42,11 +42,11 @@ class Graph:
 def requests() -> list[Request]:
     """Prompts that share a stem of several pages in groups, some cold, some greedy."""
     rng = random.Random(4)
-    stems = [[rng.randrange(VOCAB) for _ in range(size)] for size in (40, 21)]
+    stems = [[rng.randrange(VOCAB) for _ in range(size)] for size in (26, 13)]
     made = []
     for i in range(7):
         stem = stems[i % 2] if i < 6 else []
-        tokens = stem + [rng.randrange(VOCAB) for _ in range(1 + 2 * i)]
+        tokens = stem + [rng.randrange(VOCAB) for _ in range(1 + i)]
         sampling = Sampling(temperature=0.0 if i % 3 else 0.8, seed=i, max_tokens=3 + i % 4, ignore_eos=True)
         made.append(Request(str(i), tokens, sampling))
     return made
