@@ -51,14 +51,21 @@ class Runner:
         return self._model(self.table.gather(rows))
 
     def warm(self) -> int:
-        """Record all graphs there may be of this kind of step; how many there are."""
+        """Record all graphs there may be, of both kinds of step; how many there are."""
         if self.graphs is None:
             return 0
-        return self.graphs.warm(lambda bucket: self.table.slots([], bucket), self._kind())
+        count, now = 0, [backend.shares_now for backend in self.attention]
+        for shared in sorted({False, *(backend.may_share for backend in self.attention)}):
+            for backend in self.attention:
+                backend.shares_now = shared and backend.may_share
+            count = self.graphs.warm(lambda bucket: self.table.slots([], bucket), self._kind())
+        for backend, shares_now in zip(self.attention, now, strict=True):
+            backend.shares_now = shares_now
+        return count
 
     def _kind(self) -> tuple[bool, ...]:
         """Backends may attend in another way while rows share runs of pages."""
-        return tuple(getattr(backend, "shares_now", False) for backend in self.attention)
+        return tuple(backend.shares_now for backend in self.attention)
 
     def nobody(self, rows: int) -> Tensor:
         """A step of rows that have no tenant, eagerly."""

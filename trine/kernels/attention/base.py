@@ -90,7 +90,8 @@ class Attention(Protocol):
     order: int  # tried from low to high; the reference is last
     group: int  # whose KV it attends over
     store: Store
-    shares_now: bool  # whether shared runs are in force: recorded steps are kept apart by it
+    may_share: bool  # whether it makes anything of shared runs
+    shares_now: bool  # whether they are in force: recorded steps are kept apart by it
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:

@@ -49,8 +49,16 @@ class Mixed:
         self.scale = want.head_dim**-0.5 if want.scale is None else want.scale
 
     @property
+    def may_share(self) -> bool:
+        return self.tree.may_share
+
+    @property
     def shares_now(self) -> bool:
         return self.tree.shares_now
+
+    @shares_now.setter
+    def shares_now(self, value: bool) -> None:
+        self.tree.shares_now = value
 
     def prepare(self, rows: Rows) -> Any:
         """Once a step that has such rows."""

@@ -73,7 +73,7 @@ class Reference:
 
     name = "reference"
     order = 100
-    shares_now = False
+    may_share = shares_now = False
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:

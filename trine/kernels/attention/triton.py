@@ -40,6 +40,7 @@ class Tuning(NamedTuple):
     stages: int = 3  # how far reading runs ahead
     warps: int = 4
     each: int = 2  # programs for each multiprocessor
+    row: tuple[int, int] = (32, 4)  # block and stages of a program that has a row for itself
     whole: float = 3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
     registers: int = 0  # of a thread, at most; 0: as the compiler likes
     own: tuple[int, int, int] = (64, 3, 3)  # beside shared runs: block, stages, each
@@ -53,7 +54,7 @@ class Tuning(NamedTuple):
     prompt: tuple[int, int, int, int] = (64, 64, 4, 3)  # places, positions, warps, stages
     prompt_each: int = 2  # programs for each multiprocessor: fewer tiles are cut over positions
     same: int = 64  # positions in one product, with `invariant`
-    join: int = 4  # parts that are merged at a time
+    join: int = 16  # parts that are merged at a time
 
 
 class Planned(NamedTuple):
@@ -136,7 +137,7 @@ class Tree:
         self.cores = facts.cores if facts.kind != "cpu" else 5
         self.programs, self.programs2 = self.tuning.each * self.cores, self.tuning.shared_each * self.cores
         self.beside = self.tuning.own[2] * self.cores  # programs, beside shared runs
-        self.shared = not want.window and not want.invariant  # whether they ever are
+        self.may_share = not want.window and not want.invariant
         self.shares_now = False
         self.layers: dict[int, Layer] = {}
         self._shape()
@@ -173,10 +174,10 @@ class Tree:
         """Buffers, whose addresses graphs know."""
         want, (rows, slots, _, tokens) = self.want, self.limits
         self.S = slots + 1
-        self.T = max(1, min(slots // 2, 256)) if self.shared else 1  # tiles of shared runs
+        self.T = max(1, min(slots // 2, 256)) if self.may_share else 1  # tiles of shared runs
         self.TM = self.tile // self.G
         width = 16 + (2 + DEPTH) * self.S + (2 + self.TM) * self.T
-        self.ring = Ring(self.platform, width) if self.shared else None
+        self.ring = Ring(self.platform, width) if self.may_share else None
         self.next = 0
 
         def table(*shape: int) -> Tensor:
@@ -196,7 +197,7 @@ class Tree:
         self.counts = table(max(rows * want.kv_heads, most))
         lines = rows * want.kv_heads + max(self.programs, self.beside)
         lines = (MOST_RUNS if want.invariant else lines) * self.G
-        lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.shared else 0
+        lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.may_share else 0
         if not want.invariant:
             lines2 = max(lines2, most * self.prompt)
 
@@ -260,13 +261,11 @@ class Tree:
         return out
 
     def _whole(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
-        k, v, pages = kv.keys, kv.values, step.pages[self.group]
-        tiles = None if self.want.window else kv.tiles(self.tuning.block)
+        k, v, pages, (block, stages) = kv.keys, kv.values, step.pages[self.group], self.tuning.row
         self.whole.rows[(self.want.kv_heads, plan.singles)](
-            q, k, v, *(tiles or (k, v)), pages, step.slots, step.lengths, out, sink, q.stride(0), pages.stride(0),
-            k.stride(0), k.stride(1), k.stride(2), self.scale, M=self.places, N=self.tuning.block,
-            TILES=tiles is not None, STAGES=self.tuning.stages, PDL=self.modern, num_warps=self.tuning.warps,
-            **self.read, **self.options,
+            q, k, v, pages, step.slots, step.lengths, out, sink, q.stride(0), pages.stride(0), k.stride(0),
+            k.stride(1), k.stride(2), self.scale, M=self.places, N=block, STAGES=stages, PDL=self.modern,
+            num_warps=self.tuning.warps, **self.read, **self.options,
         )  # fmt: skip
 
     def _singles(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
@@ -387,10 +386,10 @@ def _tune(want: Want, facts: Any) -> Tuning:
     wide = max(16, _power(want.head_dim)) * (2 if want.dtype == "float32" else 1)
     if facts.kind == "cpu":
         small = {"shared_block": 32, "shared_stages": 1, "shared_each": 1, "prompt": (32, 16, 4, 1)}
-        return Tuning(block=16, stages=1, each=1, own=(16, 1, 1), tile=32, **small)
+        return Tuning(block=16, stages=1, each=1, own=(16, 1, 1), row=(16, 1), tile=32, join=4, **small)
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        cut = {"stages": 2, "each": 2, "own": (block, 2, 2), "shared_block": block, "shared_stages": 2}
+        cut = {"row": (32, 2), "stages": 2, "each": 2, "own": (block, 2, 2), "shared_block": block, "shared_stages": 2}
         return Tuning(block=block, prompt=(64, block, 4, 2), same=block, **cut)
     if wide > 128:
         return Tuning(block=32, own=(32, 3, 3), shared_block=32, prompt=(128, 32, 8, 2), same=32)

@@ -7,18 +7,18 @@ Programs of one row's heads run side by side: what they read lies side by side. 
 import triton
 import triton.language as tl
 
-from . import TARGETS, Sample
-from .attention import NEVER, _attend, _attend_whole, _finish
+from . import Sample
+from .attention import NEVER, _attend, _finish
 
 
 @triton.jit
 def rows(
-    Q, K, V, KT, VT, PAGES, SLOTS, LENGTHS, OUT, SINK, q_stride, pages_stride, page_stride, place_stride,
+    Q, K, V, PAGES, SLOTS, LENGTHS, OUT, SINK, q_stride, pages_stride, page_stride, place_stride,
     head_stride, scale, H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, PAGE: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr,
-    EXACT: tl.constexpr, TILES: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    EXACT: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """M places for a row's G heads. TILES: KT and VT are descriptors, and the hardware copies whole blocks."""
+    """M places for a row's G heads."""
     head, row = tl.program_id(0), tl.program_id(1)
     slot, end = tl.load(SLOTS + row), tl.load(LENGTHS + row).to(tl.int32)  # there before the layers began
     if PDL:
@@ -33,15 +33,8 @@ def rows(
     weight, acc = tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32)
     pages = PAGES + slot.to(tl.int64) * pages_stride
     low = tl.maximum(end - WINDOW, 0) if WINDOW > 0 else 0
-    begin = low // N * N
-    if TILES:
-        whole = end // N * N
-        high, weight, acc = _attend_whole(
-            q, high, weight, acc, KT, VT, pages, head * D, begin, whole, scale, PAGE, N, SOFTCAP, STAGES
-        )
-        begin = whole
     high, weight, acc = _attend(
-        q, high, weight, acc, K + head * head_stride, V + head * head_stride, pages, begin, low, end, g,
+        q, high, weight, acc, K + head * head_stride, V + head * head_stride, pages, low // N * N, low, end, g,
         page_stride, place_stride, scale, D, DP, PAGE, N, WINDOW, SOFTCAP, False, EXACT, STAGES,
     )  # fmt: skip
     value = _finish(high, weight, acc, SINK, head * G + g, mask, SINKS)
@@ -53,14 +46,10 @@ def samples() -> list[Sample]:
     types: dict[str, str] = dict.fromkeys(("Q", "K", "V", "OUT", "SINK"), "*bf16")
     types |= dict.fromkeys(("PAGES", "SLOTS", "LENGTHS"), "*i32") | {"scale": "fp32"}
     types |= dict.fromkeys(("q_stride", "pages_stride", "page_stride", "place_stride", "head_stride"), "i32/16")
-    sizes = {"H": 8, "G": 4, "D": 128, "DP": 128, "PAGE": 64, "M": 16, "N": 64, "SOFTCAP": 0.0, "SINKS": False}
-    plain = types | dict.fromkeys(("KT", "VT"), "*bf16")
-    tiles = types | dict.fromkeys(("KT", "VT"), "tensordesc<bf16[64, 128]>")
-    options = {"num_warps": 4}
-    modern = tuple(target for target in TARGETS if target[0] == "cuda" and target[1] >= 90)
+    sizes = {"H": 8, "G": 4, "D": 128, "DP": 128, "PAGE": 64, "M": 16, "N": 32, "SOFTCAP": 0.0, "SINKS": False}
     rest = sizes | {"EXACT": False, "PDL": False, "STAGES": 3}
+    options = {"num_warps": 4}
     return [
-        Sample(rows, plain, rest | {"WINDOW": 0, "TILES": False, "STAGES": 2}, options),
-        Sample(rows, plain, rest | {"WINDOW": 100, "TILES": False, "STAGES": 2}, options),
-        Sample(rows, tiles, rest | {"WINDOW": 0, "TILES": True}, options, modern),
+        Sample(rows, types, rest | {"WINDOW": 0}, options),
+        Sample(rows, types, rest | {"WINDOW": 100, "PAGE": 16, "STAGES": 2}, options),
     ]
