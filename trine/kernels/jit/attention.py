@@ -325,22 +325,8 @@ def shared_runs(
         pages, stop2 = PAGES + slot.to(tl.int64) * pages_stride, tl.minimum(begin + n * N, end)
         if COPIES:
             high, weight, acc = _attend_whole(
-                q,
-                high,
-                weight,
-                acc,
-                KTILES,
-                VTILES,
-                pages,
-                head * D,
-                begin,
-                stop2,
-                scale,
-                PAGE,
-                N,
-                SOFTCAP,
-                STAGES,
-            )
+                q, high, weight, acc, KTILES, VTILES, pages, head * D, begin, stop2, scale, PAGE, N, SOFTCAP, STAGES
+            )  # fmt: skip
         else:
             high, weight, acc = _attend(
                 q, high, weight, acc, K + head * head_stride, V + head * head_stride, pages, begin, first, stop2, m,
@@ -395,7 +381,7 @@ def prompts(
         TM: tl.constexpr = M // G
         start = tl.load(STARTS + row).to(tl.int32)
         count = tl.load(STARTS + row + 1).to(tl.int32) - start
-        length = tl.load(LENGTHS + row).to(tl.int32)
+        done = tl.load(LENGTHS + row).to(tl.int32) - count
         PAGES += tl.load(SLOTS + row).to(tl.int64) * pages_stride
         m, d = tl.arange(0, M), tl.arange(0, DP)
         token = tile * TM + m // G
@@ -404,9 +390,8 @@ def prompts(
         heads = head * G + m % G
         at = (start + token).to(tl.int64) * q_stride + heads * D
         q = tl.load(Q + at[:, None] + d[None, :], mask=cells, other=0.0)
-        before = length - count + tile * TM  # position of the tile's first token
-        edge = length - count + token
-        end = tl.minimum(before + TM, length)
+        before, edge = done + tile * TM, done + token  # positions: of the tile's first token; of each
+        end = tl.minimum(before + TM, done + count)
         low = tl.maximum(before - WINDOW + 1, 0) if WINDOW > 0 else 0
         begin = low // N * N
         if SPLIT:
@@ -416,28 +401,12 @@ def prompts(
         # Blocks that all queries see whole need no edge.
         clear = begin if WINDOW > 0 else tl.maximum(tl.minimum((before + 1) // N * N, end), begin)
         high = tl.full([M], NEVER, tl.float32)
-        weight = tl.zeros([M], tl.float32)
-        acc = tl.zeros([M, DP], tl.float32)
-        K += head * head_stride
-        V += head * head_stride
+        weight, acc = tl.zeros([M], tl.float32), tl.zeros([M, DP], tl.float32)
+        K, V = K + head * head_stride, V + head * head_stride
         if COPIES and WINDOW == 0:
             high, weight, acc = _attend_whole(
-                q,
-                high,
-                weight,
-                acc,
-                KTILES,
-                VTILES,
-                PAGES,
-                head * D,
-                begin,
-                clear,
-                scale,
-                PAGE,
-                N,
-                SOFTCAP,
-                STAGES,
-            )
+                q, high, weight, acc, KTILES, VTILES, PAGES, head * D, begin, clear, scale, PAGE, N, SOFTCAP, STAGES
+            )  # fmt: skip
         elif WINDOW == 0:
             high, weight, acc = _attend(
                 q, high, weight, acc, K, V, PAGES, begin, 0, clear, edge, page_stride, place_stride, scale,
@@ -453,8 +422,8 @@ def prompts(
             )
             cells = cells & last
         value = _finish(high, weight, acc, SINK, heads, mask, SINKS)
-        line = (start + token).to(tl.int64) * (H * G) + heads
-        tl.store(OUT + line[:, None] * D + d[None, :], value.to(OUT.dtype.element_ty), mask=cells)
+        at = ((start + token).to(tl.int64) * (H * G) + heads) * D
+        tl.store(OUT + at[:, None] + d[None, :], value.to(OUT.dtype.element_ty), mask=cells)
 
 
 def samples() -> list[Sample]:
