@@ -58,7 +58,7 @@ def parser() -> argparse.ArgumentParser:
     chatting = verb("chat", "talk with a model in this terminal", chat)
     add_flags(chatting, groups=ENGINE_GROUPS)
     chatting.add_argument("--system", default=None, help="a system message to begin with")
-    _sampling(chatting)
+    _sampling(chatting, temperature=0.7, min_p=0.05)  # a small model rambles at 1
     generating = verb("generate", "complete a prompt, or each line of standard input", generate)
     add_flags(generating, groups=ENGINE_GROUPS)
     generating.add_argument(
@@ -87,13 +87,13 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def _sampling(made: argparse.ArgumentParser) -> None:
+def _sampling(made: argparse.ArgumentParser, temperature: float = 1.0, min_p: float = 0.0) -> None:
     group = made.add_argument_group("sampling")
     for name, kind, default, help in (
-        ("temperature", float, 1.0, "0: always the likeliest token"),
+        ("temperature", float, temperature, "0: always the likeliest token"),
         ("top-p", float, 1.0, "keep the likeliest tokens that together have this probability"),
         ("top-k", int, 0, "keep this many likeliest tokens; 0: all"),
-        ("min-p", float, 0.0, "keep tokens at least this likely, relative to the likeliest"),
+        ("min-p", float, min_p, "keep tokens at least this likely, relative to the likeliest"),
         ("seed", int, None, "the same seed gives the same text"),
         ("max-tokens", int, 512, "longest answer"),
     ):

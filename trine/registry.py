@@ -7,9 +7,11 @@ module table already is the cache.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
+from pathlib import Path
 from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any
@@ -31,9 +33,16 @@ def find(kind: str) -> dict[str, Any]:
 
 
 def names(kind: str) -> list[str]:
-    """Names of the plugins of a kind, without importing any of them."""
-    ours = (m.name for m in iter_modules(import_module(f"trine.{kind}").__path__) if m.name != "base")
+    """Names of the plugins of a kind, without importing any of them: files that end with a PLUGIN, or models."""
+    folder = import_module(f"trine.{kind}").__path__
+    files = (m.name for m in iter_modules(folder) if m.name != "base")
+    ours = (name for name in files if kind == "models" or "\nPLUGIN = " in _source(folder, name))
     return sorted({*ours, *(e.name for e in entry_points(group=f"trine.{kind}"))})
+
+
+def _source(folder: Iterable[str], name: str) -> str:
+    files = [Path(path, f"{name}.py") for path in folder]
+    return "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
 
 
 def get(kind: str, name: str) -> Any:

@@ -238,6 +238,7 @@ def test_what_does_not_fit_is_named() -> None:
         ({"head_dim": 15}, CheckpointError, "even"),
         ({"hidden_size": -1}, CheckpointError, "hidden_size"),
         ({"vocab_size": 10**12}, CheckpointError, "vocab_size"),
+        ({"num_hidden_layers": 100_000}, CheckpointError, "num_hidden_layers"),
         ({"hidden_act": "gelu"}, Unsupported, "gelu"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, Unsupported, "yarn"),
         ({"rope_scaling": {"rope_type": "linear"}}, CheckpointError, "factor"),

@@ -296,3 +296,11 @@ def test_a_kernel_that_is_missing_here_does_not_keep_a_plan_for_elsewhere(
     assert said.value == "none" and "is not installed" in said.why
     with pytest.raises(Unsupported, match="is not installed"):
         resolve(make(values), tmp_path, Gpu())
+
+
+@pytest.mark.parametrize("eos", [[["x"]], {}, 2.0, "2", [1, True]])
+def test_what_ends_a_text_must_be_ids(tmp_path: Path, eos: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B | {"eos_token_id": eos}))
+    config = make({"model": str(tmp_path), "load_format": "dummy"})
+    with pytest.raises(ConfigError, match="eos_token_id"):
+        resolve(config, tmp_path, Gpu())

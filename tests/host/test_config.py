@@ -201,3 +201,10 @@ def test_help_of_every_command_works() -> None:
         with pytest.raises(SystemExit) as caught:
             parser().parse_args([*words, "--help"])
         assert caught.value.code == 0
+
+
+def test_a_file_that_is_no_plugin_is_not_offered() -> None:
+    from trine.registry import find, names
+
+    for kind in ("kernels.attention", "kernels.gemm", "scheduler.policies", "platforms", "quant"):
+        assert names(kind) == sorted(find(kind)), kind

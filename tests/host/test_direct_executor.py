@@ -114,3 +114,54 @@ def test_closed_is_closed() -> None:
         executor.forward(batch(1))
     with pytest.raises(RuntimeError, match="closed"):
         executor.result(1)
+
+
+def test_a_listener_that_raises_is_no_harm_to_others(executor: DirectExecutor) -> None:
+    told = Event()
+
+    def broken() -> None:
+        raise RuntimeError("gone")
+
+    executor.on_done(broken)
+    executor.on_done(told.set)
+    for step in (1, 2):
+        told.clear()
+        executor.forward(batch(step))
+        executor.sample(batch(step), None)
+        executor.worker.over[step].set()
+        assert told.wait(30)
+
+
+def test_whoever_comes_late_is_told_of_what_flies(executor: DirectExecutor) -> None:
+    executor.forward(batch(1))
+    executor.sample(batch(1), None)
+    told = Event()
+    executor.on_done(told.set)
+    executor.worker.over[1].set()
+    assert told.wait(30)
+
+
+def test_a_listener_may_close() -> None:
+    executor, closed = DirectExecutor(Worker), Event()
+
+    def close() -> None:
+        executor.close()
+        closed.set()
+
+    executor.on_done(close)
+    executor.forward(batch(1))
+    executor.sample(batch(1), None)
+    executor.worker.over[1].set()
+    assert closed.wait(30)
+    with pytest.raises(RuntimeError, match="closed"):
+        executor.on_done(close)
+
+
+def test_a_result_is_taken_once(executor: DirectExecutor) -> None:
+    executor.forward(batch(1))
+    executor.sample(batch(1), None)
+    executor.worker.over[1].set()
+    executor.result(1)
+    for step in (1, 2):
+        with pytest.raises(RuntimeError, match=f"step {step} is not there"):
+            executor.result(step)

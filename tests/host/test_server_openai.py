@@ -313,6 +313,9 @@ def test_a_prompt_that_does_not_fit_is_refused_with_the_numbers() -> None:
             )
         assert "at least" in caught.value.message and caught.value.code == "context_length_exceeded"
         assert caught.value.param == "messages"
+        with pytest.raises(openai.BadRequestError) as caught:
+            await api.completions.create(model="test", prompt=["x" * 70, "y", "z" * 90])
+        assert "70" in caught.value.message, "the first that is too long is told of"
 
     with_client(body, max_model_len=64)
 

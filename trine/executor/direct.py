@@ -6,12 +6,15 @@ A thread of its own waits for results only where somebody wants to be told of th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 from typing import Any, Protocol
 
 from trine.core.types import Batch, Result
+
+log = logging.getLogger(__name__)
 
 Masks = list[list[int] | None] | None
 
@@ -35,6 +38,7 @@ class DirectExecutor:
     def __init__(self, make: Callable[[], Enqueues]) -> None:
         self.worker = make()
         self._failed: dict[int, BaseException] = {}
+        self._flying: list[int] = []  # steps that were sampled, and whose result nobody took
         self._waiting: SimpleQueue[int | None] = SimpleQueue()
         self._thread: Thread | None = None
         self._calls: list[Callable[[], None]] = []
@@ -54,6 +58,7 @@ class DirectExecutor:
                 self.worker.sample(batch, masks)
             except BaseException as error:  # raised again from result()
                 self._failed[batch.step] = error
+        self._flying.append(batch.step)
         if self._calls:
             self._waiting.put(batch.step)
 
@@ -61,15 +66,20 @@ class DirectExecutor:
         return step in self._failed or self.worker.done(step)
 
     def result(self, step: int) -> Result:
+        if step not in self._flying or self._closed:
+            why = "the executor was closed" if self._closed else "it was not sampled, or was taken"
+            raise RuntimeError(f"step {step} is not there: {why}")
+        self._flying.remove(step)
         if error := self._failed.pop(step, None):
             raise error
-        if self._closed:
-            raise RuntimeError(f"step {step} is not there: the executor was closed")
         return self.worker.result(step)
 
     def on_done(self, call: Callable[[], None]) -> None:
+        self._open()
         self._calls.append(call)
         if self._thread is None:
+            for step in self._flying:
+                self._waiting.put(step)
             self._thread = Thread(target=self._watch, name="trine-results", daemon=True)
             self._thread.start()
 
@@ -82,7 +92,8 @@ class DirectExecutor:
             self._closed = True
             if self._thread is not None:
                 self._waiting.put(None)
-                self._thread.join()
+                if self._thread is not current_thread():
+                    self._thread.join()
 
     def _open(self) -> None:
         if self._closed:
@@ -97,4 +108,7 @@ class DirectExecutor:
                 except BaseException as error:
                     self._failed.setdefault(step, error)
             for call in self._calls:
-                call()
+                try:
+                    call()
+                except Exception:  # one that cannot be told must not keep the others from hearing of it
+                    log.exception("somebody could not be told that a step is done")

@@ -16,7 +16,8 @@ from trine.errors import CheckpointError, Unsupported
 from trine.layers.make import Maker
 from trine.layers.step import Step
 
-LIMIT = 2**24  # no size in a model's configuration is larger
+LIMIT = 2**24  # no size in a model's configuration is larger,
+LAYERS = 4096  # and no model is deeper
 
 
 class KVSpec(Struct, frozen=True):
@@ -59,6 +60,10 @@ class ModelConfig(Struct, frozen=True, kw_only=True):
             value = getattr(self, field.name)
             if type(value) is int and not 0 <= value <= LIMIT:
                 raise CheckpointError(f"config.json: {field.name} is {value}, must be within 0..{LIMIT}")
+        if self.num_hidden_layers > LAYERS:
+            raise CheckpointError(
+                f"config.json: num_hidden_layers is {self.num_hidden_layers}, must be within 1..{LAYERS}"
+            )
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "max_position_embeddings"):
             self.positive(name)
 

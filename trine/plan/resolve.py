@@ -203,8 +203,12 @@ def _eos(checkpoint: Any, vocab: int, reasons: Reasons) -> list[int]:
     """End-of-text ids: generation_config.json before config.json."""
     for source, where in ((checkpoint.generation, "generation config"), (checkpoint.config, "config")):
         found = source.get("eos_token_id")
-        ids = [found] if isinstance(found, int) else list(found or [])
+        ids = found if isinstance(found, list) else [] if found is None else [found]
         if ids:
+            if any(type(i) is not int for i in ids):
+                raise ConfigError(
+                    f"the {where}: eos_token_id is {found!r}, must be a token id or a list of them", "model"
+                )
             if bad := [i for i in ids if not 0 <= i < vocab]:
                 raise ConfigError(
                     f"the {where} ends text with ids {bad}, outside the vocabulary of {vocab}", "model"

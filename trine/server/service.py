@@ -32,6 +32,7 @@ from .timing import Meter
 
 Value = TypeVar("Value")
 ENCODERS = 4  # threads that turn text into tokens
+LONG = 65536  # size of a text whose tokens take long
 SHORTEST_WAIT, LONGEST_WAIT, UNKNOWN_WAIT = 1.0, 600.0, 5.0  # seconds of Retry-After
 
 
@@ -75,6 +76,7 @@ class Service:
         self.idle.set()
         self.ends: deque[float] = deque(maxlen=64)  # when the last sequences ended
         self.threads = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
+        self.long = asyncio.Semaphore(1)  # of texts that are long
         self.longest = max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab)), default=1) or 1
 
     def facts(self) -> Facts:
@@ -127,11 +129,17 @@ class Service:
         if ask.messages is None:
             texts = [prompt for prompt in ask.prompts if isinstance(prompt, str)]
             self._measure(ask, facts, max((len(text.encode()) for text in texts), default=0))
-            found = iter(await self.aside(self._encode_all, texts))
-            return [next(found) if isinstance(prompt, str) else prompt for prompt in ask.prompts]
+            found: list[list[int]] = []
+            for text in texts:
+                found.append(await self._tokens(len(text), self._encode, text))
+                if len(found[-1]) >= facts.max_model_len:  # the others need not be looked at
+                    raise _too_long(ask, facts, len(found[-1]), "")
+            ids = iter(found)
+            return [next(ids) if isinstance(prompt, str) else prompt for prompt in ask.prompts]
         segments = await self.render(ask)
-        self._measure(ask, facts, sum(len(text.encode()) for text, _ in segments))
-        return [await self.aside(self.tokenizer.encode_segments, segments)]
+        size = sum(len(text.encode()) for text, _ in segments)
+        self._measure(ask, facts, size)
+        return [await self._tokens(size, self.tokenizer.encode_segments, segments)]
 
     async def render(self, ask: Ask) -> list[tuple[str, bool]]:
         """The messages of an Ask as text, with what the client wrote marked as such."""
@@ -145,8 +153,15 @@ class Service:
         """Run something slow in a thread, so that the event loop goes on."""
         return await asyncio.get_running_loop().run_in_executor(self.threads, work, *values)
 
-    def _encode_all(self, texts: list[str]) -> list[list[int]]:
-        return [self.tokenizer.encode(text, bos=True) for text in texts]
+    async def _tokens(self, size: int, work: Callable[..., list[int]], values: Any) -> list[int]:
+        """Long texts one at a time, so that there is always a thread for short ones."""
+        if size <= LONG:
+            return await self.aside(work, values)
+        async with self.long:
+            return await self.aside(work, values)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text, bos=True)
 
     def _measure(self, ask: Ask, facts: Facts, size: int) -> None:
         """Refuse a text that cannot fit before it is made into tokens: `size` is in bytes."""
