@@ -306,7 +306,10 @@ def plan(given: argparse.Namespace) -> int:
     for choice in made.choices:
         say(f"{choice.name:{wide}}  {choice.value:{middle}}  {choice.why}".rstrip())
     say(f"{'fingerprint':{wide}}  {made.fingerprint()}")
-    return 0
+    never = [c.name for c in made.choices if c.value == "none" and "not installed" not in c.why]
+    if never:
+        say(f"this cannot run: nothing serves {', '.join(never)}; the reasons are above", error=True)
+    return 1 if never else 0
 
 
 def bench(given: argparse.Namespace) -> int:

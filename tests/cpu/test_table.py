@@ -120,7 +120,8 @@ def test_orders_are_applied_in_their_order() -> None:
     assert t.state.tokens[3, :2].tolist() == [8, 4] and t.state.known[3] == 2
     assert t.pages[0][2, :2].tolist() == [31, 32] and t.pages[1][2, :2].tolist() == [21, 41]
     assert t.pages[0][3, :3].tolist() == [12, 0, 33]
-    t.apply(Batch(2, [], joins=[join(2, [1], [[50], [60]], sampling=Sampling(seed=-1, top_k=3))]))
+    t.apply(Batch(2, [], grants=[Grant(3, 0, 0, [])]))
+    t.apply(Batch(3, [], joins=[join(2, [1], [[50], [60]], sampling=Sampling(seed=-1, top_k=3))]))
     assert t.state.known[2] == 1 and t.state.computed[2] == 0 and t.pages[0][2, 0] == 50
 
 

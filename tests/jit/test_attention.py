@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 from trine.core.types import Share
 from trine.kernels.attention.base import Bounds, Limits, Step, Want
-from trine.kernels.attention.triton import Tree, Tuning
+from trine.kernels.attention.triton import DEPTH, Tree, Tuning, lay_out
 from trine.platforms.cpu import Cpu
 
 SLOTS = 12
@@ -284,3 +284,15 @@ def test_cannot() -> None:
     assert "evenly" in str(Tree.cannot(want(heads=3)))
     assert "int8" in str(Tree.cannot(want(kv_dtype="int8")))
     assert "256" in str(Tree.cannot(want(head_dim=512)))
+
+
+def test_runs_that_cannot_be_are_left_out() -> None:
+    """A slot that is named twice sits once; what would be longer than any context is nobody's."""
+    slots, tiles, seats = 6, 4, 4
+    to = torch.zeros(16 + (2 + DEPTH) * slots + (2 + seats) * tiles, dtype=torch.int32).numpy()
+    assert lay_out([Share(0, 2, [2, 3, 2])], to, slots, tiles, seats, 16) == 1
+    assert to[16 : 16 + slots].tolist() == [0, 0, 32, 32, 0, 0]
+    for wrong in ([2, 2], [2], [0, 9, -1]):
+        assert lay_out([Share(0, 2, wrong)], to, slots, tiles, seats, 16) == 0
+    for count in (0, -1, 2**29, 2**62):
+        assert lay_out([Share(0, count, [2, 3])], to, slots, tiles, seats, 16) == 0

@@ -45,7 +45,7 @@ class Packer:
             held = len(join.tokens) // 4 + sum(map(len, join.pages))
             most += held + RECORD + 2 + RUN * (held // PIECE + 2 + len(join.pages))
         for grant in batch.grants:  # a grant between others may fall to pieces
-            most += len(grant.pages) * (1 + RUN)
+            most += (len(grant.pages) + 1) * (1 + RUN)
         for write in batch.writes:
             most += len(write.tokens) + RUN * (len(write.tokens) // PIECE + 1)
         return most

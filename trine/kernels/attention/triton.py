@@ -41,7 +41,9 @@ class Tuning(NamedTuple):
     warps: int = 4
     each: int = 2  # programs for each multiprocessor
     row: tuple[int, int] = (32, 4)  # block and stages of a program that has a row for itself
-    whole: float = 3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
+    whole: float = (
+        3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
+    )
     registers: int = 0  # of a thread, at most; 0: as the compiler likes
     own: tuple[int, int, int] = (64, 3, 3)  # beside shared runs: block, stages, each
     tile: int = 128  # places of a shared run's queries: its rows times the query heads of a KV head
@@ -357,11 +359,12 @@ def lay_out(shares: list[Share], to: Any, slots: int, tiles: int, seats: int, pa
     for share in sorted(shares, key=lambda share: share.first):
         fit = [
             slot
-            for slot in share.slots
+            for slot in dict.fromkeys(share.slots)
             if 0 < slot < slots and own[slot] == share.first * page_size and depth[slot] < DEPTH
         ]
         cuts = -(-len(fit) // seats)
-        if len(fit) < 2 or used + cuts > tiles or share.count <= 0:
+        end = (share.first + share.count) * page_size
+        if len(fit) < 2 or used + cuts > tiles or share.count <= 0 or end >= 2**31:
             continue
         for i in range(cuts):
             part = fit[len(fit) * i // cuts : len(fit) * (i + 1) // cuts]
@@ -389,7 +392,14 @@ def _tune(want: Want, facts: Any) -> Tuning:
         return Tuning(block=16, stages=1, each=1, own=(16, 1, 1), row=(16, 1), tile=32, join=4, **small)
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        cut = {"row": (32, 2), "stages": 2, "each": 2, "own": (block, 2, 2), "shared_block": block, "shared_stages": 2}
+        cut = {
+            "row": (32, 2),
+            "stages": 2,
+            "each": 2,
+            "own": (block, 2, 2),
+            "shared_block": block,
+            "shared_stages": 2,
+        }
         return Tuning(block=block, prompt=(64, block, 4, 2), same=block, **cut)
     if wide > 128:
         return Tuning(block=32, own=(32, 3, 3), shared_block=32, prompt=(128, 32, 8, 2), same=32)

@@ -45,8 +45,20 @@ def rows(
 def samples() -> list[Sample]:
     types: dict[str, str] = dict.fromkeys(("Q", "K", "V", "OUT", "SINK"), "*bf16")
     types |= dict.fromkeys(("PAGES", "SLOTS", "LENGTHS"), "*i32") | {"scale": "fp32"}
-    types |= dict.fromkeys(("q_stride", "pages_stride", "page_stride", "place_stride", "head_stride"), "i32/16")
-    sizes = {"H": 8, "G": 4, "D": 128, "DP": 128, "PAGE": 64, "M": 16, "N": 32, "SOFTCAP": 0.0, "SINKS": False}
+    types |= dict.fromkeys(
+        ("q_stride", "pages_stride", "page_stride", "place_stride", "head_stride"), "i32/16"
+    )
+    sizes = {
+        "H": 8,
+        "G": 4,
+        "D": 128,
+        "DP": 128,
+        "PAGE": 64,
+        "M": 16,
+        "N": 32,
+        "SOFTCAP": 0.0,
+        "SINKS": False,
+    }
     rest = sizes | {"EXACT": False, "PDL": False, "STAGES": 3}
     options = {"num_warps": 4}
     return [

@@ -40,7 +40,7 @@ def norm(X, R, W, OUT, eps, SIZE: tl.constexpr, KINDS: tl.constexpr, ADD: tl.con
 def store_kv(P, x, ok):
     """Into a store of any dtype."""
     if P.dtype.element_ty == tl.float8e4nv:
-        x = tl.minimum(tl.maximum(x, -E4M3), E4M3)
+        x = tl.clamp(x, -E4M3, E4M3, propagate_nan=tl.PropagateNan.ALL)  # what is broken stays broken
     elif P.dtype.element_ty == tl.float8e5:
         x = tl.minimum(tl.maximum(x, -E5M2), E5M2)
     tl.store(P, x.to(P.dtype.element_ty), mask=ok)

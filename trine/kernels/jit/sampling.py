@@ -304,17 +304,17 @@ def report(
     tops = tl.load(TOPS + at, mask=there, other=NEVER)
     top = tl.max(tops, 0)
     parts = tl.where(tops > NEVER, tl.load(SUMS + at, mask=there, other=0.0) * tl.exp(tops - top), 0.0)
-    whole = top + tl.log(tl.sum(parts, 0))
+    size = tl.log(tl.sum(parts, 0))  # apart: beside a large `top` nothing would be left of it
     own = read(LOGITS, LOGITS, LOGITS, row, stride, vocab, tl.load(SAID + row), False)
     out = place * (1 + MOST)
-    tl.store(CHANCES + out, own - whole)
+    tl.store(CHANCES + out, own - top - size)
     tl.store(IDS + out, 1 + tl.sum(tl.load(RANKS + at, mask=there, other=0), 0))
     if MOST > 0:
         j = tl.arange(0, ALL)
         keys = tl.load(KEYS + place * chunks * MOST + j, mask=j < chunks * MOST, other=-0x7FFFFFFFFFFFFFFF)
         for n in range(MOST):
             best = tl.max(keys, 0)
-            tl.store(CHANCES + out + 1 + n, unordered(best) - whole)
+            tl.store(CHANCES + out + 1 + n, unordered(best) - top - size)
             tl.store(IDS + out + 1 + n, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
             keys = tl.where(keys == best, -0x7FFFFFFFFFFFFFFF, keys)
 
