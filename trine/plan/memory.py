@@ -150,10 +150,18 @@ def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int
             "max_model_len",
         )
     sequences = sizes.sequences
-    pages = min(pages, -(-wanted // page_size(config)) * sequences + 1) if config.num_pages is None else pages
+    most = -(-wanted // page_size(config)) * sequences + 1
+    capped = config.num_pages is None and pages > most and "GPU" not in sizes.default
+    pages = most if capped else pages  # a GPU has nothing better to do with its memory than to keep prefixes
     fits = (pages - 1) * page_size(config)
     length = min(wanted, fits)
-    given = "; --num-pages" if config.num_pages else ""
+    given = (
+        "; --num-pages"
+        if config.num_pages
+        else "; all sequences at full context need no more"
+        if capped
+        else ""
+    )
     what = f"{fits:,} tokens of {human(sizes.position)}, {human((pages - 1) * page)}, pages of {page_size(config)}"
     reasons.note("kv", f"{pages - 1:,} pages", what + given)
     made_for = "--max-model-len" if config.max_model_len else "what the model was made for"
