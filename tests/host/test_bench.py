@@ -197,3 +197,9 @@ def test_the_engine_itself_limits_how_many_run_where_it_can() -> None:
 def test_a_workload_that_there_is_not(text: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint):
         offline.parse(text)
+
+
+def test_a_workload_that_is_longer_than_the_context_is_refused_before_it_runs() -> None:
+    long = Work("", "all", lambda _: fixed(2, 500, 13, 5))
+    with pytest.raises(ConfigError, match="513 tokens, and the context holds 512"):
+        _offline({"long": long})

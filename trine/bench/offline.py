@@ -60,6 +60,7 @@ def run(
     started = time.perf_counter() - began
     try:
         desk = Desk(engine, ready.vocab, ready.max_num_seqs)
+        _fits(works, ready.max_model_len)
         tell(f"started in {started:.1f} s; warming up")
         prepare(desk, warm())
         gc.collect()
@@ -164,6 +165,18 @@ def prepare(desk: Desk, rounds: list[list[Asked]]) -> None:
     for i, asked in enumerate(rounds):
         desk.run(asked, 1.0 if i == 0 else 0.0)
     desk.kernels = desk.ask("kernels")
+
+
+def _fits(works: dict[str, Work], context: int) -> None:
+    """ConfigError for a workload whose longest request is longer than the context."""
+    for name, work in works.items():
+        need = max(len(prompt) + output for prompt, output in work.make(work.rows[0] if work.rows else 0))
+        if need > context:
+            raise ConfigError(
+                f"{name} has requests of {need:,} tokens, and the context holds {context:,}; "
+                "give a model with a longer one, or another workload",
+                "workload",
+            )
 
 
 def measure(desk: Desk, work: Work, repeat: int = 1) -> list[dict[str, Any]]:
