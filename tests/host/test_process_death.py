@@ -191,8 +191,8 @@ def test_a_start_that_fails_once_is_tried_again(tmp_path: Path) -> None:
         broken = tmp_path / "broken"
         limits = dataclasses.replace(QUICK, failed_starts=1000)
         async with engine("--broken", str(broken), limits=limits) as client:
-            reader = asyncio.create_task(read(client, request := ask("a", length=100)))
-            await until(lambda: client.health.step)
+            stream = client.submit(request := ask("a", length=3_000))  # more than is made before the kill
+            first = await anext(stream)
             broken.touch()
             os.kill(process_of(client), signal.SIGKILL)
             await until(lambda: client.health.reason == "restarting")
@@ -200,7 +200,7 @@ def test_a_start_that_fails_once_is_tried_again(tmp_path: Path) -> None:
             await until(lambda: client._life and client._life is not life and client._life.death.done())
             assert not client.health.ok
             broken.unlink()
-            check(request, await reader)
+            check(request, [first, *await rest(stream)])
             assert client.health.ok and client.health.restarts == 1
 
     asyncio.run(body())
