@@ -109,7 +109,7 @@ def test_a_poisoned_request_fails_alone(trouble: int) -> None:
 def test_a_frozen_engine_is_not_healthy_and_may_come_back() -> None:
     async def body() -> None:
         async with engine() as client:
-            reader = asyncio.create_task(read(client, request := ask("a", length=400)))
+            reader = asyncio.create_task(read(client, request := ask("a", length=3_000)))
             await until(lambda: client.health.step > 3)
             os.kill(process_of(client), signal.SIGSTOP)
             await until(lambda: not client.health.ok)
@@ -125,7 +125,7 @@ def test_a_frozen_engine_is_not_healthy_and_may_come_back() -> None:
 def test_an_engine_that_stays_frozen_is_replaced() -> None:
     async def body() -> None:
         async with engine(limits=dataclasses.replace(QUICK, frozen=1.2)) as client:
-            reader = asyncio.create_task(read(client, request := ask("a", length=400)))
+            reader = asyncio.create_task(read(client, request := ask("a", length=3_000)))
             await until(lambda: client.health.step > 3)
             frozen = process_of(client)
             os.kill(frozen, signal.SIGSTOP)
