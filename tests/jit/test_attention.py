@@ -20,7 +20,8 @@ SLOTS = 12
 
 
 class World:
-    """Slots with random KV in scattered pages; NaN wherever nothing was written. It is the store."""
+    """Slots with random KV in scattered pages; NaN wherever nothing was written, but the largest number in values that
+    may be copied by pages. It is the store."""
 
     def __init__(
         self, want: Want, seed: int = 0, length: int = 700, dtype: torch.dtype = torch.float32
@@ -32,6 +33,8 @@ class World:
         pages = SLOTS * self.width + 1
         shape = (pages, size, want.kv_heads, want.head_dim)
         self.k, self.v = (torch.full(shape, float("nan")).to(dtype) for _ in "kv")
+        if dtype in (torch.bfloat16, torch.float16):
+            self.v.fill_(torch.finfo(dtype).max)
         self.free = self.draw.sample(range(1, pages), pages - 1)
         self.pages = torch.full((SLOTS, self.width), 2**20)  # what must not be read faults
         self.lengths = [0] * SLOTS
@@ -154,9 +157,14 @@ def test_many_rows_of_all_lengths(seed: int) -> None:
     check(world, [(slot, 1) for slot in slots], tuning=Tuning(block=16, each=3))
 
 
-@pytest.mark.parametrize(
-    "tuning", [None, Tuning(own=(16, 1, 3), tile=16, shared_block=16, shared_each=2, join=2)]
-)
+SMALL = {"block": 16, "stages": 1, "own": (16, 1, 3), "row": (16, 1), "copied": (16, 1), "tile": 16}
+CUT = Tuning(shared_block=16, shared_each=2, join=2, whole=1e9, **SMALL)
+WHOLE = Tuning(
+    shared_block=16, shared_each=2, join_shared=2, whole=0.0, **SMALL
+)  # a program for each row and head
+
+
+@pytest.mark.parametrize("tuning", [None, CUT, WHOLE])
 def test_groups_of_all_sizes_nested_with_members_elsewhere(tuning: Tuning | None) -> None:
     world = World(want(heads=8, kv_heads=2))
     world.common([1, 2, 3, 4, 5, 6, 7, 8, 9, 10], 0, 5)  # more than one tile of 8 seats
@@ -170,19 +178,35 @@ def test_groups_of_all_sizes_nested_with_members_elsewhere(tuning: Tuning | None
     )  # others of their runs are not in this step
 
 
-def test_a_row_may_have_nothing_of_its_own_or_less_than_was_said() -> None:
+@pytest.mark.parametrize("tuning", [None, CUT, WHOLE])
+def test_a_row_may_have_nothing_of_its_own_or_less_than_was_said(tuning: Tuning | None) -> None:
     world = World(want())
     world.common([1, 2, 3], 0, 5)
     world.fill(2, 27)
     world.lengths[3] = 9  # its slot has another tenant by now
-    check(world, [(1, 1), (2, 1), (3, 1)])
+    check(world, [(1, 1), (2, 1), (3, 1)], tuning=tuning)
 
 
-def test_rows_that_fill_a_step_up_disturb_nothing() -> None:
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("window", [0, 1, 20, 400])
+@pytest.mark.parametrize("tuning", [CUT, WHOLE])
+def test_blocks_that_are_copied_whole_count_only_what_is_seen(
+    tuning: Tuning, window: int, softcap: float
+) -> None:
+    world = World(want(dtype="float16", page_size=32, window=window, softcap=softcap), dtype=torch.float16)
+    if not window:
+        world.common([1, 2, 5], 0, 2)
+    for slot, length in ((1, 65), (2, 96), (3, 1), (4, 33), (5, max(64, world.lengths[5]))):
+        world.fill(slot, length)
+    check(world, [(slot, 1) for slot in (2, 1, 5, 4, 3)], 1e-3, torch.float16, tuning)
+
+
+@pytest.mark.parametrize("tuning", [CUT, WHOLE])
+def test_rows_that_fill_a_step_up_disturb_nothing(tuning: Tuning) -> None:
     world = World(want())
     world.common([1, 2], 0, 4)
     world.fill(1, 20), world.fill(2, 21)
-    backend = tree(world)
+    backend = tree(world, tuning=tuning)
     backend.share(world.shares)
     world.lengths[0] = 1
     q = torch.randn(5, 4, 16)

@@ -27,8 +27,9 @@ class KV(Protocol):
 class Store:
     """KV of every layer, by group, in pages.
 
-    Memory is not cleared: pages cost real memory when they are first written, and readers
-    never look at positions that were not written."""
+    A CPU's memory is not cleared: pages cost real memory when they are first written, and readers never look at
+    positions that were not written. A GPU's is, since kernels that copy whole pages multiply what they must not
+    see by 0."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class Store:
             if len(shapes) != 1:
                 raise Unsupported(f"layers of KV group {i} must keep one shape, found {sorted(shapes)}")
             shape = (2, counts[i], group.pages, page_size, *shapes.pop())
-            self.groups.append(torch.empty(shape, dtype=dtype, device=device))
+            make = torch.empty if device.type == "cpu" else torch.zeros
+            self.groups.append(make(shape, dtype=dtype, device=device))
 
     @property
     def bytes(self) -> int:

@@ -1,8 +1,8 @@
 """Attention through the radix tree, in Triton: what several rows share is read once for all of them.
 
-Rows of one token attend in one launch, `singles`, or where shared runs are in force in two: `shared_runs` before
-it. Which program does what is planned on the device, once a step and inside the graph, from the lengths there;
-what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs, and only whether there
+Many rows of one token attend in one launch, `rows`, with a program for each and KV head; where they are few, in two:
+`singles`, which cuts them into equal parts, and `merge`. Where shared runs are in force `shared_runs` comes first.
+Which program does what is planned on the device, once a step and inside the graph, from the lengths there; what is shared (`share`) lies in buffers of fixed addresses, so a graph replays with new runs, and only whether there
 are any (`shares_now`) is fixed in it. Rows of several tokens are tiles of queries; few tiles are cut over positions.
 
 With `invariant` other kernels of the same shape attend in runs of 256 positions, folded in their order, so that
@@ -40,7 +40,8 @@ class Tuning(NamedTuple):
     stages: int = 3  # how far reading runs ahead
     warps: int = 4
     each: int = 2  # programs for each multiprocessor
-    row: tuple[int, int] = (32, 4)  # block and stages of a program that has a row for itself
+    row: tuple[int, int] = (32, 4)  # block and stages of a program that has a row for itself,
+    copied: tuple[int, int] = (64, 2)  # and where the hardware copies
     whole: float = (
         3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
     )
@@ -56,7 +57,8 @@ class Tuning(NamedTuple):
     prompt: tuple[int, int, int, int] = (64, 64, 4, 3)  # places, positions, warps, stages
     prompt_each: int = 2  # programs for each multiprocessor: fewer tiles are cut over positions
     same: int = 64  # positions in one product, with `invariant`
-    join: int = 16  # parts that are merged at a time
+    join: int = 16  # parts that are merged at a time,
+    join_shared: int = 4  # where a program has a row for itself
 
 
 class Planned(NamedTuple):
@@ -76,7 +78,8 @@ class Layer:
     def __init__(self, keys: Tensor, values: Tensor, want: Want, copies: bool) -> None:
         self.keys, self.values, self.page_size, dim = keys, values, want.page_size, want.head_dim
         plain = all(x.is_contiguous() for x in (keys, values)) and want.kv_dtype == want.dtype
-        self.copies = copies and plain and dim == max(16, _power(dim))
+        half = want.dtype in HALF  # float32 is multiplied as it is
+        self.copies = copies and plain and half and dim == max(16, _power(dim))
         self.made: dict[int, tuple[Any, Any]] = {}
 
     def tiles(self, block: int) -> tuple[Any, Any] | None:
@@ -130,6 +133,7 @@ class Tree:
         self.kernels = import_module("trine.kernels.jit.attention")
         self.plans = import_module("trine.kernels.jit.plan")
         self.whole = import_module("trine.kernels.jit.attention_rows")
+        self.prompt_kernels = import_module("trine.kernels.jit.attention_prompts")
         self.runs = import_module("trine.kernels.jit.attention_runs")
         self.limits = limits or Limits(256, 257, 2**17, 2**13)
         facts = platform.facts()
@@ -196,7 +200,7 @@ class Tree:
         self.chain = table(rows + 1, DEPTH, 4)
         self.prompts = table(-(-tokens // (self.prompt // self.G)) + rows, 2)
         most = 2 * self.tuning.prompt_each * self.cores  # parts of prompts
-        self.counts = table(max(rows * want.kv_heads, most))
+        self.counts = table(most)
         lines = rows * want.kv_heads + max(self.programs, self.beside)
         lines = (MOST_RUNS if want.invariant else lines) * self.G
         lines2 = (self.T * want.kv_heads + self.programs2) * self.tile if self.may_share else 0
@@ -220,17 +224,18 @@ class Tree:
     def plan(self, step: Step) -> Planned:
         rows, shared, tuning = len(step.lengths), self.shares_now, self.tuning
         tiles = -(-(step.bound.tokens - step.singles) // (self.prompt // self.G)) + rows - step.singles
-        # A program for each row and head needs no plan, and is the fastest where there are enough of them.
+        # A program for each row and head needs no plan of its own, and is the fastest where there are enough.
         enough = step.singles * self.want.kv_heads >= tuning.whole * self.cores
-        whole = enough and not shared and not self.want.invariant
-        if step.singles and not whole:
+        whole = enough and not self.want.invariant
+        if step.singles and (shared or not whole):
             self.plans.plan_singles[(1,)](
                 step.slots, step.lengths, self.shares, self.head, self.rows, self.list, self.desk, self.tiles,
                 self.list2, self.desk2, self.seats, self.row_of, self.chain, step.singles,
                 self.beside if shared else self.programs, self.programs2, H=self.want.kv_heads, S=self.S, T=self.T,
                 TM=self.TM, DEPTH=DEPTH, N1=tuning.own[0] if shared else tuning.block, N2=tuning.shared_block,
                 LEAST=tuning.least, RB=min(1024, _power(self.limits.rows)), TB=16, WINDOW=self.want.window,
-                SHARED=shared, RUN=RUN if self.want.invariant else 0, MOST=MOST_RUNS, PDL=self.modern, num_warps=8,
+                SHARED=shared, RUN=RUN if self.want.invariant else 0, MOST=MOST_RUNS, WHOLE=whole, PDL=self.modern,
+                num_warps=8,
                 **self.options,
             )  # fmt: skip
         if rows == step.singles:
@@ -263,32 +268,46 @@ class Tree:
         return out
 
     def _whole(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
-        k, v, pages, (block, stages) = kv.keys, kv.values, step.pages[self.group], self.tuning.row
+        k, v, pages, tuning = kv.keys, kv.values, step.pages[self.group], self.tuning
+        if plan.shared:
+            self._shared(q, kv, pages)
+        tiles = kv.tiles(tuning.copied[0])
+        block, stages = tuning.row if tiles is None else tuning.copied
         self.whole.rows[(self.want.kv_heads, plan.singles)](
-            q, k, v, pages, step.slots, step.lengths, out, sink, q.stride(0), pages.stride(0), k.stride(0),
-            k.stride(1), k.stride(2), self.scale, M=self.places, N=block, STAGES=stages, PDL=self.modern,
-            num_warps=self.tuning.warps, **self.read, **self.options,
+            q, k, v, *(tiles or (k, v)), pages, step.slots, step.lengths, out, sink, self.shares[16:], self.head,
+            self.chain, self.values2, self.sums2, q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2),
+            self.scale, M=self.places, GP=self.narrow, N=block, STAGES=stages, COPIES=tiles is not None,
+            SHARED=plan.shared, S=self.S, M2=self.tile, DEPTH=DEPTH, B=tuning.join_shared, PDL=self.modern,
+            num_warps=tuning.warps, **self.read, **self.options,
         )  # fmt: skip
 
     def _singles(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
-        k, v = kv.keys, kv.values
-        tuning, pages = self.tuning, step.pages[self.group]
-        place = (q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale)
+        k, v, tuning, pages = kv.keys, kv.values, self.tuning, step.pages[self.group]
         if plan.shared:
-            read = {name: value for name, value in self.read.items() if name not in ("SINKS", "WINDOW")}
-            tiles = kv.tiles(tuning.shared_block)
-            self.kernels.shared_runs[(self.programs2,)](
-                q, k, v, *(tiles or (k, v)), pages, self.head, self.list2, self.desk2, self.seats, self.values2, self.sums2, *place,
-                M=self.tile, N=tuning.shared_block, STAGES=tuning.shared_stages, COPIES=tiles is not None, PDL=self.modern,
-                num_warps=tuning.shared_warps, **read, **self.options,
-            )  # fmt: skip
+            self._shared(q, kv, pages)
         limit = {"maxnreg": tuning.registers} if tuning.registers else {}
         block, stages, _ = tuning.own if plan.shared else (tuning.block, tuning.stages, 0)
+        read = {name: value for name, value in self.read.items() if name != "SINKS"}
         self.kernels.singles[(self.beside if plan.shared else self.programs,)](
-            q, k, v, pages, out, sink, self.head, self.list, self.desk, self.chain, self.counts, self.values,
-            self.sums, self.values2, self.sums2, *place, M=self.places, GP=self.narrow, N=block,
-            STAGES=stages, SHARED=plan.shared, M2=self.tile, DEPTH=DEPTH, B=tuning.join, PDL=self.modern,
-            num_warps=tuning.warps, **self.read, **self.options, **limit,
+            q, k, v, pages, self.head, self.list, self.desk, self.values, self.sums, q.stride(0), pages.stride(0),
+            k.stride(0), k.stride(1), k.stride(2), self.scale, M=self.places, GP=self.narrow, N=block, STAGES=stages,
+            SHARED=plan.shared, PDL=self.modern, num_warps=tuning.warps, **read, **self.options, **limit,
+        )  # fmt: skip
+        self.kernels.merge[(plan.singles, self.want.kv_heads)](
+            self.head, self.rows, self.chain, self.values, self.sums, self.values2, self.sums2, out, sink,
+            GP=self.narrow, SHARED=plan.shared, M2=self.tile, DEPTH=DEPTH, B=tuning.join, PDL=self.modern,
+            num_warps=4, **self.common, **self.options,
+        )  # fmt: skip
+
+    def _shared(self, q: Tensor, kv: Layer, pages: Tensor) -> None:
+        k, v, tuning = kv.keys, kv.values, self.tuning
+        tiles = kv.tiles(tuning.shared_block)
+        read = {name: value for name, value in self.read.items() if name not in ("SINKS", "WINDOW")}
+        self.kernels.shared_runs[(self.programs2,)](
+            q, k, v, *(tiles or (k, v)), pages, self.head, self.list2, self.desk2, self.seats, self.values2,
+            self.sums2, q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2), self.scale,
+            M=self.tile, N=tuning.shared_block, STAGES=tuning.shared_stages, COPIES=tiles is not None,
+            PDL=self.modern, num_warps=tuning.shared_warps, **read, **self.options,
         )  # fmt: skip
 
     def _prompts(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
@@ -302,7 +321,7 @@ class Tree:
             )
             return
         tiles = kv.tiles(block)
-        self.kernels.prompts[(self.want.kv_heads, plan.tiles, plan.cuts)](
+        self.prompt_kernels.prompts[(self.want.kv_heads, plan.tiles, plan.cuts)](
             q, k, v, *(tiles or (k, v)), *known, self.counts, self.values2, self.sums2, *place, plan.cuts, M=self.prompt, N=block, STAGES=stages,
             SPLIT=plan.cuts > 1, COPIES=tiles is not None, num_warps=warps, **self.read,
         )  # fmt: skip
@@ -389,20 +408,17 @@ def _tune(want: Want, facts: Any) -> Tuning:
     wide = max(16, _power(want.head_dim)) * (2 if want.dtype == "float32" else 1)
     if facts.kind == "cpu":
         small = {"shared_block": 32, "shared_stages": 1, "shared_each": 1, "prompt": (32, 16, 4, 1)}
-        return Tuning(block=16, stages=1, each=1, own=(16, 1, 1), row=(16, 1), tile=32, join=4, **small)
+        return Tuning(
+            block=16, stages=1, each=1, own=(16, 1, 1), row=(16, 1), copied=(16, 1), tile=32, join=4, **small
+        )
     if facts.kind == "rocm" or facts.capability < (9, 0):
         block = 32 if wide > 128 else 64
-        cut = {
-            "row": (32, 2),
-            "stages": 2,
-            "each": 2,
-            "own": (block, 2, 2),
-            "shared_block": block,
-            "shared_stages": 2,
-        }
+        cut = {"row": (32, 2), "stages": 2, "own": (block, 2, 2), "shared_block": block, "shared_stages": 2}
         return Tuning(block=block, prompt=(64, block, 4, 2), same=block, **cut)
     if wide > 128:
-        return Tuning(block=32, own=(32, 3, 3), shared_block=32, prompt=(128, 32, 8, 2), same=32)
+        return Tuning(
+            block=32, own=(32, 3, 3), copied=(32, 2), shared_block=32, prompt=(128, 32, 8, 2), same=32
+        )
     return Tuning()
 
 

@@ -68,7 +68,8 @@ class Fused(Protocol):
     def place(self, qkv: Tensor, heads: Heads, norm: HeadNorm | None, turn: Any, places: Places) -> Tensor:
         """Norm and turn queries and keys, put keys and values where they belong -> queries [tokens, heads, dim].
 
-        qkv [tokens, (queries + 2 * keys) * dim] is given away. A turn is in the planes (i, i + dim / 2)."""
+        qkv [tokens, (queries + 2 * keys) * dim] is given away. A turn is in the planes (i, i + dim / 2). On a GPU
+        values of 16 bits are stored finite, whatever they were: attention may multiply what is unseen by 0."""
         ...
 
     def gated(self, x: Tensor, activation: str) -> Tensor:

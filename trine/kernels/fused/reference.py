@@ -61,6 +61,8 @@ class Reference:
         if norm:
             qk = self.norm(qk, *norm)
         qk = self.rotate(qk, turn)
+        if not v.is_cpu:
+            v = v.nan_to_num()
         for store, new in ((places.keys, qk[:, heads.queries :]), (places.values, v)):
             new = new.reshape(len(v), heads.keys, heads.dim).to(store.dtype)
             store.flatten(0, 1).index_copy_(0, places.write, new)

@@ -15,7 +15,9 @@ from .base import HeadNorm, Heads, Places, Want
 
 LARGEST = 16384  # elements of a normed row: what one program holds in registers
 HEADS = 16  # of a token, in a program of `place`
-OVERLAP = 1  # tokens up to which a launch starts before the kernel in front of it is done (PDL)
+OVERLAP = 1  # tokens up to which a launch starts before the kernel in front of it is done (PDL),
+LATE = 512  # and up to which it only starts where that one leaves room: the vendor's products gain nothing from
+# neighbours that take theirs
 FEW = 64  # tokens up to which gated rows are cut small, so that all multiprocessors get some
 ACTIVATIONS = ("silu", "gelu_tanh")
 
@@ -44,11 +46,13 @@ class Triton:
 
         self.jit: Any = fused
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
-        self.pdl = OVERLAP if pdl else 0
+        self.early, self.late = (OVERLAP, LATE) if pdl else (0, 0)
 
     def _options(self, tokens: int) -> dict[str, Any]:
-        """Of a launch. The vendor's products gain nothing from neighbours that start early."""
-        return {"PDL": True, "launch_pdl": True} if tokens <= self.pdl else {"PDL": False}
+        """Of a launch."""
+        if tokens <= max(self.early, self.late):
+            return {"PDL": 1 if tokens <= self.early else 2, "launch_pdl": True}
+        return {"PDL": 0}
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)

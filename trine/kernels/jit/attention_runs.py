@@ -13,7 +13,8 @@ import triton
 import triton.language as tl
 
 from . import Sample
-from .attention import NEVER, _attend, _finish, _fold, _keep, _read, _segment
+from .attention import NEVER, _attend, _finish, _keep, _read, _segment
+from .attention_prompts import _fold
 
 
 @triton.jit

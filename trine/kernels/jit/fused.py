@@ -1,8 +1,8 @@
 """Norms, the turn of heads on their way into KV, gated activations: one launch each.
 
 A program works on one row (or a part of one) in a shape that only the row's own size decides, so that no bit
-of it depends on the rows beside it. Weights are read before the wait for the kernel before (PDL), and the
-kernel behind may start at once: it waits itself.
+of it depends on the rows beside it. Weights are read before the wait for the kernel before. PDL: 0, none; 1, the
+kernel behind may start at once, since it waits itself; 2, it starts where this one leaves room.
 """
 
 # pyright: reportAttributeAccessIssue=false
@@ -11,9 +11,19 @@ import triton.language as tl
 
 from . import Sample
 
-# The clamp of a float8 store: its largest number. e4m3 has no infinity, and would become NaN.
+# The largest numbers of a store's dtype. e4m3 has no infinity, and would become NaN.
 E4M3 = tl.constexpr(448.0)
 E5M2 = tl.constexpr(57344.0)
+BF16 = tl.constexpr(3.3895313892515355e38)
+FP16 = tl.constexpr(65504.0)
+
+
+@triton.jit
+def _wait(PDL: tl.constexpr):
+    if PDL == 1:
+        tl.extra.cuda.gdc_launch_dependents()
+    if PDL > 0:
+        tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
@@ -23,9 +33,7 @@ def norm(X, R, W, OUT, eps, SIZE: tl.constexpr, KINDS: tl.constexpr, ADD: tl.con
     i = tl.arange(0, BLOCK)
     ok = i < SIZE
     w = tl.load(W + (row % KINDS) * SIZE + i, mask=ok, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    _wait(PDL)
     at = row.to(tl.int64) * SIZE + i
     x = tl.load(X + at, mask=ok, other=0.0).to(tl.float32)
     if ADD:
@@ -47,6 +55,16 @@ def store_kv(P, x, ok):
 
 
 @triton.jit
+def finite(P, x):
+    """Values of 16 bits are finite whatever happens: attention may multiply what nobody may see by 0."""
+    if P.dtype.element_ty == tl.bfloat16:
+        x = tl.minimum(tl.maximum(x, -BF16), BF16)
+    elif P.dtype.element_ty == tl.float16:
+        x = tl.minimum(tl.maximum(x, -FP16), FP16)
+    return x
+
+
+@triton.jit
 def place(
     QKV, TABLE, POSITIONS, NORM, WRITE, Q, K, V, eps, k_stride, v_stride,
     QUERIES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, NORMED: tl.constexpr,
@@ -63,9 +81,7 @@ def place(
     if NORMED:
         w1 = tl.load(NORM + head * DIM + i, mask=turned, other=0.0).to(tl.float32)
         w2 = tl.load(NORM + head * DIM + DIM // 2 + i, mask=turned, other=0.0).to(tl.float32)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    _wait(PDL)
     at = QKV + token.to(tl.int64) * ((QUERIES + 2 * KEYS) * DIM) + head * DIM + i
     ok = (head < QUERIES + 2 * KEYS) & inside
     x1 = tl.load(at, mask=ok, other=0.0).to(tl.float32)
@@ -88,8 +104,8 @@ def place(
     v = V + position * v_stride + (head - QUERIES - KEYS) * DIM + i
     store_kv(k, z1, is_key)
     store_kv(k + DIM // 2, z2, is_key)
-    store_kv(v, x1, is_value)
-    store_kv(v + DIM // 2, x2, is_value)
+    store_kv(v, finite(v, x1), is_value)
+    store_kv(v + DIM // 2, finite(v, x2), is_value)
 
 
 @triton.jit
@@ -109,9 +125,7 @@ def gated(X, OUT, SIZE: tl.constexpr, KIND: tl.constexpr, CHUNKS: tl.constexpr, 
     token, chunk = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS
     i = chunk * BLOCK + tl.arange(0, BLOCK)
     ok = i < SIZE
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
-        tl.extra.cuda.gdc_wait()
+    _wait(PDL)
     gate = X + token.to(tl.int64) * (2 * SIZE) + i
     x = tl.load(gate, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(gate + SIZE, mask=ok, other=0.0).to(tl.float32)

@@ -27,9 +27,10 @@ def plan_singles(
     SLOTS, LENGTHS, SHARE, HEAD, ROWS, LIST1, DESK1, TILES, LIST2, DESK2, SEATS, ROWOF, CHAIN, n, programs, programs2,
     H: tl.constexpr, S: tl.constexpr, T: tl.constexpr, TM: tl.constexpr, DEPTH: tl.constexpr, N1: tl.constexpr,
     N2: tl.constexpr, LEAST: tl.constexpr, RB: tl.constexpr, TB: tl.constexpr, WINDOW: tl.constexpr, SHARED: tl.constexpr,
-    RUN: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
+    RUN: tl.constexpr, MOST: tl.constexpr, WHOLE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """One program. `n` rows of one token each; SHARE as `share` in the backend lays it out.
+    """One program. `n` rows of one token each; SHARE as `share` in the backend lays it out. WHOLE: nobody asks for
+    segments of rows.
 
     RUN: blocks are runs of so many positions, from multiples of it on; rows are not cut where they are many, or
     where there are more than MOST runs."""
@@ -52,10 +53,11 @@ def plan_singles(
                 tl.store(LIST1 + s * 8 + 4, s, mask=s < listed)
                 tl.store(LIST1 + s * 8 + 5, s + 1, mask=s < listed)
         tl.debug_barrier()
-    chunk = tl.maximum(tl.cdiv(blocks * H, programs), LEAST)
-    tl.store(HEAD, blocks * H)
-    tl.store(HEAD + 1, chunk)
-    _spread(LIST1, DESK1, listed, chunk, H, RB)
+    if not WHOLE:
+        chunk = tl.maximum(tl.cdiv(blocks * H, programs), LEAST)
+        tl.store(HEAD, blocks * H)
+        tl.store(HEAD + 1, chunk)
+        _spread(LIST1, DESK1, listed, chunk, H, RB)
     if SHARED:
         tiles = tl.load(SHARE)
         runs = SHARE + 16 + (2 + DEPTH) * S
@@ -249,7 +251,7 @@ def samples() -> list[Sample]:
         Sample(
             plan_singles,
             dict.fromkeys(tables, "*i32") | {"n": "i32", "programs": "i32", "programs2": "i32"},
-            shape | {"SHARED": True, "RUN": 0, "MOST": 0},
+            shape | {"SHARED": True, "RUN": 0, "MOST": 0, "WHOLE": False},
             {"num_warps": 8},
         ),
         Sample(
