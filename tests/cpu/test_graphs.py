@@ -76,3 +76,18 @@ def test_warm_records_every_bucket_with_rows_of_nobody() -> None:
     assert seen[0] == 4, "the largest first: smaller ones use its memory"
     assert torch.equal(graphs.logits(padded([6], 2), 1), logits(torch.tensor([6])))
     assert len(recorder.captured) == 3
+
+
+def test_what_is_best_is_settled_before_a_bucket_runs_and_before_it_is_recorded() -> None:
+    happened: list[tuple[str, int]] = []
+
+    def run(slots: Tensor) -> Tensor:
+        happened.append(("run", len(slots)))
+        return logits(slots)
+
+    graphs = Graphs(run, Recorder(), [2, 4], CPU, lambda rows: happened.append(("settle", rows)))
+    for _ in range(2):
+        graphs.logits(padded([1], 2), 1)
+    assert happened == [("settle", 2), ("run", 2)] * 2 + [("run", 2)]  # the recorder's replay runs too
+    graphs.logits(padded([1], 2), 1)
+    assert [what for what, _ in happened].count("settle") == 2

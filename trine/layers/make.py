@@ -58,7 +58,8 @@ class Maker:
         capability = facts.capability if facts else (0, 0)
         self.fused = get("kernels.fused", fused)(fused_base.Want(activations, kind, capability))
         want = Want(dtype, invariant, kind, capability=capability, cores=cores)
-        self.quant = get("quant", QUANTS[dtype])(get("kernels.gemm", product)(want), dtype)
+        self.product = get("kernels.gemm", product)(want)
+        self.quant = get("quant", QUANTS[dtype])(self.product, dtype)
 
     def norm(self, size: int, eps: float) -> Norm:
         return Norm(size, eps, self.fused)

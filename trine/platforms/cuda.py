@@ -76,6 +76,14 @@ class Cuda:
     def stream(self) -> Stream:
         return Stream()
 
+    def stream_address(self) -> int:
+        """The current stream, as libraries in C take it."""
+        return torch.cuda.current_stream().cuda_stream
+
+    def occupy(self, seconds: float) -> None:
+        """Keep the device from what is ordered next for so long, about: its clock is near 2 GHz."""
+        torch.cuda._sleep(int(seconds * 2e9))
+
     def synchronize(self) -> None:
         torch.cuda.synchronize()
 

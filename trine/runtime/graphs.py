@@ -3,7 +3,8 @@
 A graph's only input is which slots its rows are; everything else is gathered on the device. Rows that fill a
 bucket up are slot 0's. Steps may be of several kinds (backends attend in another way while there are shared
 runs): each kind has graphs of its own. A bucket is first run eagerly, for real, which compiles what it needs, and
-recorded the next time it comes. It does not know what a step computes.
+recorded the next time it comes. Before both, `settle` may measure what is best for so many rows: it waits for the
+device, and what it chose stays. It does not know what a step computes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,15 @@ class Graphs:
     """`run(slots) -> logits` is what is recorded; `graph` records it (platforms.base.Graph), `buckets` ascend."""
 
     def __init__(
-        self, run: Callable[[Tensor], Tensor], graph: Any, buckets: list[int], device: torch.device
+        self,
+        run: Callable[[Tensor], Tensor],
+        graph: Any,
+        buckets: list[int],
+        device: torch.device,
+        settle: Callable[[int], None] | None = None,
     ) -> None:
         self.run, self.graph, self.buckets, self.device = run, graph, buckets, device
+        self.settle = settle  # what takes a number of rows
         self.recorded: dict[tuple[int, Hashable], Recorded] = {}  # by bucket and kind
         self.met: set[tuple[int, Hashable]] = set()  # what ran eagerly
 
@@ -44,6 +51,8 @@ class Graphs:
                 found.slots.copy_(slots)
             found.captured.replay()
             return found.captured.value[:rows]
+        if self.settle is not None:
+            self.settle(len(slots))
         if key not in self.met:
             self.met.add(key)
             return self.run(slots)[:rows]

@@ -23,7 +23,8 @@ from .table import Table
 class Runner:
     """Runs rows of the table through the model.
 
-    `graph` (platforms.base.Graph, or None) records steps of single tokens for `buckets` of rows."""
+    `graph` (platforms.base.Graph, or None) records steps of single tokens for `buckets` of rows; `settle`: see
+    `graphs`."""
 
     def __init__(
         self,
@@ -32,11 +33,13 @@ class Runner:
         model: Callable[[Step], Tensor],
         graph: Any = None,
         buckets: Sequence[int] = (),
+        settle: Callable[[int], None] | None = None,
     ) -> None:
         self.table, self.model = table, model
         self.attention = attention  # by KV group
         device = table.state.arena.device
-        self.graphs = Graphs(self._singles, graph, list(buckets), device) if graph and buckets else None
+        usable = graph and buckets
+        self.graphs = Graphs(self._singles, graph, list(buckets), device, settle) if usable else None
         count = max(buckets, default=1)
         self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
 

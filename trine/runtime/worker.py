@@ -71,7 +71,8 @@ class Worker:
             )
             clock.lap("kv")
             self.attention = self._attention(config, kv)
-            self.model: Decoder = family.Model(config, self._maker())
+            maker = self._maker()
+            self.model: Decoder = family.Model(config, maker)
             clock.lap("model")
             if random:
                 weights.dummy(self.model, plan.seed)
@@ -81,7 +82,8 @@ class Worker:
         clock.lap("load")
         self.table = self._table()
         graph = self.platform.graph() if plan.graphs else None
-        self.runner = Runner(self.table, self.attention, self.model, graph, plan.graphs)
+        settle = getattr(maker.product, "settle", None)  # optional, of a product
+        self.runner = Runner(self.table, self.attention, self.model, graph, plan.graphs, settle)
         self.sampler = Sampler(
             self.table, registry.get("kernels.sampling", plan.sampling)(self._want()), self.platform
         )

@@ -42,7 +42,9 @@ class Behind(NamedTuple):
 
 
 class Product(Protocol):
-    """A way to multiply. One object serves all layers: it may keep scratch memory."""
+    """A way to multiply. One object serves all layers: it may keep scratch memory.
+
+    It may have `settle(rows)` too: called when waiting for the device is fine, before so many rows are recorded."""
 
     name: str
     order: int

@@ -1,4 +1,5 @@
-"""Which product in Triton is used for a weight and a number of rows on a GPU, and which is left to the library.
+"""Which product in Triton is used for a weight and a number of rows on a GPU, and which is left to the library;
+how it is measured which of the library's ways is fastest.
 
 All numbers that measurements decide are here. It launches nothing.
 """
@@ -23,6 +24,24 @@ INPUTS = 32768  # what a program holds in registers
 # library's own slows these down; only the head gains.
 HEAD = 64  # rows up to which a weight of LARGE outputs or more is Triton's: 257 us instead of 287
 LARGE = 65536
+
+# Products of so many rows are done in the library's fastest way, which is measured: fewer are a GEMV, more compute
+# so much that its first answer is good, and steps of so many single tokens are rare.
+LEAST, MOST = 2, 512
+LITTLE_TO_GAIN = 2**20  # numbers of W below which a launch takes as long as the product
+WAYS = 8  # that the library is asked for
+BETTER = 0.99  # of the usual's time is what a way has to stay below
+WORKSPACE = 2**26  # bytes
+LAYERS = 16  # whose weights are multiplied in turn, at most,
+UNCACHED = 200 * 2**20  # or as many as have so many bytes together: a cache of 50 MB helps nobody then
+TURNS, FEW_TURNS = (
+    8,
+    4,
+)  # products from one event to another, at least; few if weights are larger than UNCACHED
+FINALISTS, ROUNDS = 2, 2  # ways that are measured again, and how often
+HOLD = 3e-4  # seconds in which the host orders 16 products: so long the device waits for them
+CLOSE = 0.01  # of the result is how much a way may differ: two roundings to bfloat16 are 0.003
+SAMPLE = 4096  # columns of it that are compared
 
 # Rows up to which a kernel starts before the one in front of it is done (PDL): of the GEMV and small ones.
 OVERLAP = 1

@@ -1,6 +1,8 @@
 """Float products on a GPU: the vendor's library as torch calls it, and Triton where few rows make it faster.
 
-One row is a GEMV, a few may be narrow tiles; with more, the library wins. Which, `choice` says. Results may depend, in their last bits, on the number of rows.
+One row is a GEMV, a few may be narrow tiles; with more, the library wins. Which, `choice` says. Where a faster way
+of the library is known, it is taken instead: see `measured`. Results may depend, in their last bits, on the number
+of rows, and on what was measured at this start.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ from torch.nn import functional as F
 
 from .base import FLOATS, Behind, Want
 from .choice import Burst, Choice, Shape
+from .measured import measured
 from .tiles import Tiles
 
 
 class Vendor:
-    """torch's linear, with Triton for few rows."""
+    """torch's linear, with Triton for few rows, and measured ways. `why`: there are none of these because."""
 
     name = "vendor"
     order = 20
@@ -35,6 +38,7 @@ class Vendor:
         self.tiles = Tiles(want) if find_spec("triton") else None
         self.choice = Choice(want)
         self.mixed = _mixes(getattr(torch, want.weights))
+        self.measured, self.why = measured(want)
 
     def pack(self, weight: Tensor) -> Tensor:
         return weight.contiguous()
@@ -43,6 +47,19 @@ class Vendor:
         return packed
 
     def multiply(self, x: Tensor, packed: Tensor, wide: bool = False) -> Tensor:
+        if self.measured is not None:
+            found = self.measured.multiply(x, packed, wide)
+            if found is not None:
+                return found
+        return self._usual(x, packed, wide)
+
+    def settle(self, rows: int) -> None:
+        """Choose, once, how this number of rows is multiplied by the weights that were used so far; waits for the
+        device. From then on every product of so many rows is done that way, recorded or not."""
+        if self.measured is not None:
+            self.measured.settle(rows, self._usual)
+
+    def _usual(self, x: Tensor, packed: Tensor, wide: bool) -> Tensor:
         outs = len(packed)
         if (how := self._how(x, outs, 1)) is not None:
             out = x.new_empty(len(x), outs, dtype=torch.float32 if wide else x.dtype)
