@@ -9,6 +9,7 @@ sums are in float32 in any case. It does not know how the usual product is done,
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from functools import partial
@@ -24,6 +25,8 @@ from trine.registry import get
 from . import choice
 from .base import Want
 from .lt import ALIGNED, Lt, Sizes, Way, load, suits
+
+log = logging.getLogger(__name__)
 
 Usual = Callable[[Tensor, Tensor, bool], Tensor]  # x, weight, wide
 
@@ -90,7 +93,7 @@ class Measured:
             ways = self.lt.ways(sizes, choice.WAYS)
             true = _sample(usual(x, weight, sizes.wide))
             ways = [way for way in ways if self._works(way, sizes.wide, x, weight, true)]
-            return self._fastest(ways, sizes.wide, x, weights, usual) if ways else None
+            return self._fastest(sizes, ways, x, weights, usual) if ways else None
         except (Unsupported, torch.OutOfMemoryError):
             return None
 
@@ -103,13 +106,13 @@ class Measured:
         return bool((found - true).norm() <= choice.CLOSE * true.norm())
 
     def _fastest(
-        self, ways: list[Way], wide: bool, x: Tensor, weights: list[Tensor], usual: Usual
+        self, sizes: Sizes, ways: list[Way], x: Tensor, weights: list[Tensor], usual: Usual
     ) -> Way | None:
         """All are measured once, the best ones and the usual twice more; of each the shortest counts."""
         least = choice.TURNS if sum(map(_bytes, weights)) < choice.UNCACHED else choice.FEW_TURNS
         turns = list(islice(cycle(weights), max(len(weights), least)))
-        calls: list[Callable[[Tensor], Any]] = [lambda weight: usual(x, weight, wide)]
-        calls += [partial(self._run, way, wide, x) for way in ways]
+        calls: list[Callable[[Tensor], Any]] = [lambda weight: usual(x, weight, sizes.wide)]
+        calls += [partial(self._run, way, sizes.wide, x) for way in ways]
         seconds = self._seconds(calls, turns)
         order = sorted(range(1, len(calls)), key=seconds.__getitem__)
         final = [0, *order[: choice.FINALISTS]]
@@ -118,7 +121,12 @@ class Measured:
             for i, found in zip(final, again, strict=True):
                 seconds[i] = min(seconds[i], found)
         best = min(final, key=seconds.__getitem__)
-        return ways[best - 1] if best and seconds[best] < choice.BETTER * seconds[0] else None
+        gains = best > 0 and seconds[best] < choice.BETTER * seconds[0]
+        log.debug(
+            "%s: %s of %d ways, %.1f us instead of %.1f",
+            *(sizes, f"#{best}" if gains else "none", len(ways), seconds[best] * 1e6, seconds[0] * 1e6),
+        )
+        return ways[best - 1] if gains else None
 
     def _seconds(self, calls: list[Callable[[Tensor], Any]], turns: list[Tensor]) -> list[float]:
         """What each call takes the device for one weight."""
