@@ -37,7 +37,7 @@ UNCACHED = 200 * 2**20  # or as many as have so many bytes together: a cache of 
 TURNS, FEW_TURNS = (
     8,
     4,
-)  # products from one event to another, at least; few if weights are larger than UNCACHED
+)  # products from one event to another, at least; few if one W is larger than UNCACHED
 FINALISTS, ROUNDS = 2, 2  # ways that are measured again, and how often
 HOLD = 3e-4  # seconds in which the host orders 16 products: so long the device waits for them
 CLOSE = 0.01  # of the result is how much a way may differ: two roundings to bfloat16 are 0.003

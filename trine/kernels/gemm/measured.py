@@ -109,7 +109,7 @@ class Measured:
         self, sizes: Sizes, ways: list[Way], x: Tensor, weights: list[Tensor], usual: Usual
     ) -> Way | None:
         """All are measured once, the best ones and the usual twice more; of each the shortest counts."""
-        least = choice.TURNS if sum(map(_bytes, weights)) < choice.UNCACHED else choice.FEW_TURNS
+        least = choice.TURNS if _bytes(weights[0]) < choice.UNCACHED else choice.FEW_TURNS
         turns = list(islice(cycle(weights), max(len(weights), least)))
         calls: list[Callable[[Tensor], Any]] = [lambda weight: usual(x, weight, sizes.wide)]
         calls += [partial(self._run, way, sizes.wide, x) for way in ways]
