@@ -41,7 +41,8 @@ class Tuning(NamedTuple):
     warps: int = 4
     each: int = 2  # programs for each multiprocessor
     row: tuple[int, int] = (32, 4)  # block and stages of a program that has a row for itself,
-    copied: tuple[int, int] = (64, 2)  # and where the hardware copies
+    copied: tuple[int, int] = (64, 2)  # and where the hardware copies,
+    row_warps: int = 2
     whole: float = (
         3.0  # rows times KV heads for each multiprocessor, from which on each has a program of its own
     )
@@ -130,11 +131,11 @@ class Tree:
         tuning: Tuning | None = None,
     ) -> None:
         self.want, self.store, self.platform, self.group = want, store, platform, group
-        self.kernels = import_module("trine.kernels.jit.attention")
-        self.plans = import_module("trine.kernels.jit.plan")
-        self.whole = import_module("trine.kernels.jit.attention_rows")
-        self.prompt_kernels = import_module("trine.kernels.jit.attention_prompts")
-        self.runs = import_module("trine.kernels.jit.attention_runs")
+        self.kernels = _kernels("attention")
+        self.plans = _kernels("plan")
+        self.whole = _kernels("attention_rows")
+        self.prompt_kernels = _kernels("attention_prompts")
+        self.runs = _kernels("attention_runs")
         self.limits = limits or Limits(256, 257, 2**17, 2**13)
         facts = platform.facts()
         self.modern = facts.kind == "cuda" and facts.capability >= (9, 0)
@@ -254,8 +255,9 @@ class Tree:
             self.layers[layer] = Layer(*self.store.layer(layer), self.want, self.copies)
         kv = self.layers[layer]
         k, v = kv.keys, kv.values
-        q = q.view(len(q), self.want.heads, -1)
-        out = torch.empty((len(q), self.want.heads * self.want.head_dim), dtype=q.dtype, device=q.device)
+        tokens = q.shape[0]  # len() of a tensor takes as long as a launch
+        q = q.view(tokens, self.want.heads, -1)
+        out = torch.empty((tokens, self.want.heads * self.want.head_dim), dtype=q.dtype, device=q.device)
         sink = q if sinks is None else sinks
         if plan.singles and self.want.invariant:
             self._runs(q, k, v, plan, step, out, sink)
@@ -278,7 +280,7 @@ class Tree:
             self.chain, self.values2, self.sums2, q.stride(0), pages.stride(0), k.stride(0), k.stride(1), k.stride(2),
             self.scale, M=self.places, GP=self.narrow, N=block, STAGES=stages, COPIES=tiles is not None,
             SHARED=plan.shared, S=self.S, M2=self.tile, DEPTH=DEPTH, B=tuning.join_shared, PDL=self.modern,
-            num_warps=tuning.warps, **self.read, **self.options,
+            num_warps=tuning.row_warps, **self.read, **self.options,
         )  # fmt: skip
 
     def _singles(self, q: Tensor, kv: Layer, plan: Planned, step: Step, out: Tensor, sink: Tensor) -> None:
@@ -420,6 +422,12 @@ def _tune(want: Want, facts: Any) -> Tuning:
             block=32, own=(32, 3, 3), copied=(32, 2), shared_block=32, prompt=(128, 32, 8, 2), same=32
         )
     return Tuning()
+
+
+def _kernels(name: str) -> Any:
+    from trine.kernels.jit import quick
+
+    return quick(import_module(f"trine.kernels.jit.{name}"))
 
 
 def _interpreted() -> bool:

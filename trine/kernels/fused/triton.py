@@ -16,7 +16,9 @@ from .base import HeadNorm, Heads, Places, Want
 LARGEST = 16384  # elements of a normed row: what one program holds in registers
 HEADS = 16  # of a token, in a program of `place`
 OVERLAP = 1  # tokens up to which a launch starts before the kernel in front of it is done (PDL),
-LATE = 512  # and up to which it only starts where that one leaves room: the vendor's products gain nothing from
+LATE = (
+    512  # and up to which it only starts where that one leaves room: the vendor's products gain nothing from
+)
 # neighbours that take theirs
 FEW = 64  # tokens up to which gated rows are cut small, so that all multiprocessors get some
 ACTIVATIONS = ("silu", "gelu_tanh")
@@ -42,9 +44,9 @@ class Triton:
         return None if find_spec("triton") else "triton is not installed"
 
     def __init__(self, want: Want | None = None) -> None:
-        from trine.kernels.jit import fused
+        from trine.kernels.jit import fused, quick
 
-        self.jit: Any = fused
+        self.jit: Any = quick(fused)
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.early, self.late = (OVERLAP, LATE) if pdl else (0, 0)
 
@@ -84,34 +86,35 @@ class Triton:
         return Turn(table, positions)
 
     def place(self, qkv: Tensor, heads: Heads, norm: HeadNorm | None, turn: Turn, places: Places) -> Tensor:
-        q = qkv.new_empty(len(qkv), heads.queries, heads.dim)
+        tokens = qkv.shape[0]  # len() of a tensor takes as long as a launch
+        q = qkv.new_empty(tokens, heads.queries, heads.dim)
         keys, values = places.keys, places.values
         for store in (keys, values):  # a position is found by one stride
             assert store.stride(0) == store.shape[1] * store.stride(1) and store.stride(2) == heads.dim
         assert qkv.is_contiguous() and turn.table.shape[1] == 2 * heads.dim
-        if not len(qkv):
+        if not tokens:
             return q
         count = min(HEADS, power(heads.queries + 2 * heads.keys))
         chunks = -(-(heads.queries + 2 * heads.keys) // count)
         weight, eps = norm if norm else (turn.table, 0.0)
-        self.jit.place[(len(qkv) * chunks,)](
+        self.jit.place[(tokens * chunks,)](
             qkv, turn.table, turn.positions, weight, places.write, q, keys, values, eps,
             keys.stride(1), values.stride(1), heads.queries, heads.keys, heads.dim, norm is not None,
             chunks, count, power(heads.dim // 2), num_warps=4,
-            **self._options(len(qkv)),
+            **self._options(tokens),
         )  # fmt: skip
         return q
 
     def gated(self, x: Tensor, activation: str) -> Tensor:
         assert activation in ACTIVATIONS and x.is_contiguous(), activation
-        size = x.shape[-1] // 2
-        out = x.new_empty(len(x), size)
-        if not len(x):
+        tokens, size = x.shape[0], x.shape[1] // 2
+        out = x.new_empty(tokens, size)
+        if not tokens:
             return out
-        block, warps = (512, 2) if len(x) <= FEW else (2048, 4)
+        block, warps = (512, 2) if tokens <= FEW else (2048, 4)
         chunks = -(-size // block)
-        self.jit.gated[(len(x) * chunks,)](
-            x, out, size, activation, chunks, block, num_warps=warps, **self._options(len(x))
+        self.jit.gated[(tokens * chunks,)](
+            x, out, size, activation, chunks, block, num_warps=warps, **self._options(tokens)
         )
         return out
 

@@ -45,10 +45,12 @@ class Measured:
 
     def multiply(self, x: Tensor, weight: Tensor, wide: bool) -> Tensor | None:
         """[rows, ins] -> [rows, outs]; None: nothing better than the usual is known for these sizes."""
+        if x.shape[0] > choice.MOST:
+            return None
         if (weight.data_ptr(), wide) not in self.met:
             self._meet(weight, wide)
         outs, ins = weight.shape
-        sizes = Sizes(len(x), outs, ins, wide)
+        sizes = Sizes(x.shape[0], outs, ins, wide)
         way = self.known.get(sizes) if self.on else None
         if way is None or x.dtype != weight.dtype or not x.is_contiguous() or x.data_ptr() % ALIGNED:
             return None

@@ -22,10 +22,10 @@ class Tiles:
     """Launches. One for each product object: all its calls must be ordered one after the other."""
 
     def __init__(self, want: Want) -> None:
-        from trine.kernels.jit import gemm, gemv
+        from trine.kernels.jit import gemm, gemv, quick
 
-        self.gemm: Any = gemm
-        self.gemv: Any = gemv
+        self.gemm: Any = quick(gemm)
+        self.gemv: Any = quick(gemv)
         modern = want.device == "cuda" and want.capability >= (9, 0)
         self.pdl = overlapping(modern and OVERLAP > 0)
         self.part = torch.empty(SPLITS * TILE, dtype=torch.float32)

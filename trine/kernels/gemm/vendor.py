@@ -60,7 +60,7 @@ class Vendor:
             self.measured.settle(rows, self._usual)
 
     def _usual(self, x: Tensor, packed: Tensor, wide: bool) -> Tensor:
-        outs = len(packed)
+        outs = packed.shape[0]
         if (how := self._how(x, outs, 1)) is not None:
             out = x.new_empty(len(x), outs, dtype=torch.float32 if wide else x.dtype)
             return self._launch(x, packed, out, how, None, Behind())
@@ -76,11 +76,11 @@ class Vendor:
         """The product with the norm of x before it and a residual or a gated activation behind it, in one
         launch; None: not for these sizes, do it in separate steps. A residual is updated in place."""
         gates = 2 if behind.activation else 1
-        outs = len(packed) // gates
+        outs = packed.shape[0] // gates
         how = self._how(x, outs, gates)
-        if how is None or (norm is not None and (len(x) > 1 or not self.choice.norms(*packed.shape))):
+        if how is None or (norm is not None and (x.shape[0] > 1 or not self.choice.norms(*packed.shape))):
             return None
-        out = behind.residual if behind.residual is not None else x.new_empty(len(x), outs)
+        out = behind.residual if behind.residual is not None else x.new_empty(x.shape[0], outs)
         return self._launch(x, packed, out, how, norm, behind)
 
     def _how(self, x: Tensor, outs: int, gates: int) -> Burst | Shape | None:

@@ -313,8 +313,7 @@ def shared_runs(
         pages, stop2 = PAGES + slot.to(tl.int64) * pages_stride, tl.minimum(begin + n * N, end)
         if COPIES:
             high, weight, acc = _attend_copied(
-                q, high, weight, acc, KTILES, VTILES, pages, head * D, begin, first, stop2, scale, PAGE, N, SOFTCAP, 0,
-                STAGES,
+                q, high, weight, acc, KTILES, VTILES, pages, head * D, begin, first, stop2, scale, PAGE, N, SOFTCAP, 0, STAGES
             )  # fmt: skip
         else:
             high, weight, acc = _attend(

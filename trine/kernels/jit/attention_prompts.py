@@ -94,8 +94,7 @@ def prompts(
         K, V = K + head * head_stride, V + head * head_stride
         if COPIES and WINDOW == 0:
             high, weight, acc = _attend_copied(
-                q, high, weight, acc, KTILES, VTILES, PAGES, head * D, begin, low, clear, scale, PAGE, N, SOFTCAP, 0,
-                STAGES,
+                q, high, weight, acc, KTILES, VTILES, PAGES, head * D, begin, low, clear, scale, PAGE, N, SOFTCAP, 0, STAGES
             )  # fmt: skip
         elif WINDOW == 0:
             high, weight, acc = _attend(

@@ -53,9 +53,9 @@ class Triton:
         return None if find_spec("triton") else "triton is not installed"
 
     def __init__(self, want: Any = None) -> None:
-        from trine.kernels.jit import edits, filters, sampling
+        from trine.kernels.jit import edits, filters, quick, sampling
 
-        self.jit, self.edits, self.filters = sampling, edits, filters
+        self.jit, self.edits, self.filters = quick(sampling), quick(edits), quick(filters)
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl: dict[str, Any] = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
         self.plan = Plan([], None, [], False)

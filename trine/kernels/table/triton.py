@@ -26,9 +26,9 @@ class Triton:
         return None if find_spec("triton") else "triton is not installed"
 
     def __init__(self, want: Any = None) -> None:
-        from trine.kernels.jit import table
+        from trine.kernels.jit import quick, table
 
-        self.jit: Any = table
+        self.jit: Any = quick(table)
         pdl = want is not None and want.device == "cuda" and want.capability >= (9, 0)
         self.pdl = {"PDL": True, "launch_pdl": True} if pdl else {"PDL": False}
 
