@@ -196,7 +196,7 @@ def on_gpu(
 def test_a_gpu_computes_in_what_the_checkpoint_has_and_overlaps(tmp_path: Path) -> None:
     plan, choices = on_gpu(tmp_path)
     assert (plan.platform, plan.dtype, plan.activations, plan.kv_dtype) == ("cuda", *["bfloat16"] * 3)
-    assert (plan.max_num_seqs, plan.budget, plan.depth, plan.max_model_len) == (256, 8192, 2, 131072)
+    assert (plan.max_num_seqs, plan.budget, plan.depth, plan.max_model_len) == (256, 16384, 2, 131072)
     assert plan.batch_invariant is False and plan.graphs[-1] == 256
     assert 100 < plan.ridge < 300 and plan.reach == pytest.approx(3.75e-5, rel=0.05)
     assert {"product", "fused", "table", "sampling", "attention", "graphs", "ridge"} <= set(choices)

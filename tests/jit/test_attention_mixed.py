@@ -84,11 +84,16 @@ class Wrapper:
         return torch.cat(out)
 
 
+@pytest.mark.parametrize("short", [42, 43])  # the longest row has 43 positions
 @pytest.mark.parametrize("window", [0, 9])
 @pytest.mark.parametrize("kind", [Flash, FlashInfer])
-def test_rows_of_several_tokens_go_to_the_library(
-    kind: Any, window: int, monkeypatch: pytest.MonkeyPatch
+def test_rows_of_several_tokens_go_to_the_library_unless_they_are_short(
+    kind: Any, window: int, short: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(kind, "short", short)
+    calls: list[int] = []
+    attend = kind.attend
+    monkeypatch.setattr(kind, "attend", lambda *a: (calls.append(len(a[1])), attend(*a))[1])
     other: Any = SimpleNamespace(flash_attn_with_kvcache=flash)
     monkeypatch.setitem(sys.modules, "flash_attn_interface", other)
     stand_in: Any = SimpleNamespace(BatchPrefillWithPagedKVCacheWrapper=Wrapper)
@@ -106,6 +111,7 @@ def test_rows_of_several_tokens_go_to_the_library(
         q = torch.randn(step.bound.tokens, 4, 16)
         found = backend.run(q, 0, step._replace(attention=[backend.plan(step)]))
         assert torch.allclose(found.double(), world.expected(q, step), atol=1e-5)
+    assert calls == ([43, 22] if short < 43 else [])
 
 
 @pytest.mark.parametrize("kind", [Flash, FlashInfer])

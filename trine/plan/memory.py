@@ -19,7 +19,7 @@ from .record import Reasons
 
 KV_BYTES_ON_A_CPU = 4 * 2**30  # unless memory is given: a laptop has other work too
 SEQUENCES, BUDGET = 64, 512  # on a CPU; tokens of a step are what a waiting stream waits for
-GPU_SEQUENCES, GPU_BUDGET, LEAST_BUDGET = 256, 8192, 1024
+GPU_SEQUENCES, GPU_BUDGET, LEAST_BUDGET = 256, 16384, 1024
 GPU_SHARE = 0.9  # of what is free
 # On a GPU, beside what is counted: code of libraries and their work space, graphs, partial results of attention
 # (85 MiB for 256 rows of an 8B), what the allocator rounds up.

@@ -1,7 +1,7 @@
 """A backend of two: rows of one token go through the radix tree, all others to a library.
 
-A library's kernel is asked for what it does best, prompts; a step of rows of one token never meets it, so
-that such steps are recorded as they are. This knows no library: a backend says how it prepares rows and attends.
+A library's kernel is asked for what it does best, long prompts; a step of rows of one token never meets it, so
+that such steps are recorded as they are, nor does one of `short` rows, whose attention costs less than the call. This knows no library: a backend says how it prepares rows and attends.
 
 Libraries may touch values behind a window or a row's end with a weight of 0, and 0 times NaN is NaN: pages
 that no query of a row sees are replaced by one that is seen.
@@ -32,7 +32,9 @@ class Rows(NamedTuple):
 class Planned(NamedTuple):
     """Of one step."""
 
-    singles: Step | None  # rows of one token alone, with the tree's own plan; None: there are none
+    singles: (
+        Step | None
+    )  # what the tree attends to, with its own plan: rows of one token, or all; None: nothing
     rows: Any  # what the library needs of all others; None: there are none
 
 
@@ -40,6 +42,7 @@ class Mixed:
     """What such backends have in common."""
 
     want: Want
+    short = 1024  # positions of a step's longest row up to which the tree takes all of them
 
     def __init__(
         self, want: Want, store: Store, platform: Any, group: int = 0, limits: Limits | None = None
@@ -73,7 +76,7 @@ class Mixed:
 
     def plan(self, step: Step) -> Planned:
         n = step.singles
-        if n == len(step.lengths):
+        if n == len(step.lengths) or step.bound.length <= self.short:
             return Planned(self._singles(step), None)
         alone = step._replace(starts=step.starts[: n + 1], lengths=step.lengths[:n], slots=step.slots[:n])
         width = -(-step.bound.length // self.want.page_size)
@@ -98,7 +101,7 @@ class Mixed:
 
     def run(self, q: Tensor, layer: int, step: Step) -> Tensor:
         singles, rows = step.attention[self.group]
-        q = q.view(len(q), self.want.heads, -1)
+        q = q.view(q.shape[0], self.want.heads, -1)
         if rows is None:
             return self.tree.run(q, layer, singles)
         n = 0 if singles is None else singles.singles
