@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import numpy as np
@@ -11,91 +10,11 @@ import torch
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from tests.kit.attention import SLOTS, World, want
 from trine.core.types import Share
-from trine.kernels.attention.base import Bounds, Limits, Step, Want
+from trine.kernels.attention.base import Limits
 from trine.kernels.attention.triton import DEPTH, Tree, Tuning, lay_out
 from trine.platforms.cpu import Cpu
-
-SLOTS = 12
-
-
-class World:
-    """Slots with random KV in scattered pages; NaN wherever nothing was written, but the largest number in values that
-    may be copied by pages. It is the store."""
-
-    def __init__(
-        self, want: Want, seed: int = 0, length: int = 700, dtype: torch.dtype = torch.float32
-    ) -> None:
-        self.want, self.draw = want, random.Random(seed)
-        torch.manual_seed(seed)
-        size = want.page_size
-        self.width = -(-length // size)
-        pages = SLOTS * self.width + 1
-        shape = (pages, size, want.kv_heads, want.head_dim)
-        self.k, self.v = (torch.full(shape, float("nan")).to(dtype) for _ in "kv")
-        if dtype in (torch.bfloat16, torch.float16):
-            self.v.fill_(torch.finfo(dtype).max)
-        self.free = self.draw.sample(range(1, pages), pages - 1)
-        self.pages = torch.full((SLOTS, self.width), 2**20)  # what must not be read faults
-        self.lengths = [0] * SLOTS
-        self.shares: list[Share] = []
-
-    def layer(self, _: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.k, self.v
-
-    def fill(self, slot: int, length: int) -> None:
-        size = self.want.page_size
-        for position in range(self.lengths[slot], length):
-            if position % size == 0:
-                self.pages[slot, position // size] = self.free.pop()
-            page = self.pages[slot, position // size]
-            for kv in (self.k, self.v):
-                kv[page, position % size] = torch.randn(kv.shape[2:]).to(kv.dtype)
-        self.lengths[slot] = length
-
-    def common(self, slots: list[int], first: int, count: int) -> None:
-        """Pages first..first + count are the same for all of them."""
-        size = self.want.page_size
-        for slot in slots:
-            assert self.lengths[slot] == first * size
-        self.fill(slots[0], (first + count) * size)
-        for slot in slots[1:]:
-            self.pages[slot, first : first + count] = self.pages[slots[0], first : first + count]
-            self.lengths[slot] = (first + count) * size
-        self.shares.append(Share(first, count, slots))
-
-    def step(self, rows: list[tuple[int, int]]) -> Step:
-        """(slot, count) of each row; its KV is written already."""
-        counts = [count for _, count in rows]
-        starts = torch.tensor([0, *counts]).cumsum(0)
-        lengths = [self.lengths[slot] for slot, _ in rows]
-        nothing = torch.zeros(0, dtype=torch.int64)
-        singles = sum(count == 1 for count in counts)
-        return Step(
-            nothing, nothing, [nothing], starts, torch.tensor(lengths), [self.pages], nothing,
-            torch.tensor([slot for slot, _ in rows]), singles, [], Bounds(sum(counts), max(counts), max(lengths)),
-        )  # fmt: skip
-
-    def expected(self, q: torch.Tensor, step: Step, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        want, out = self.want, []
-        share, size = want.heads // want.kv_heads, want.page_size
-        scale = want.head_dim**-0.5 if want.scale is None else want.scale
-        for row, slot in enumerate(step.slots.tolist()):
-            length, start, stop = int(step.lengths[row]), int(step.starts[row]), int(step.starts[row + 1])
-            for token in range(start, stop):
-                last = length - (stop - token)
-                seen = torch.arange(max(0, last - want.window + 1) if want.window else 0, last + 1)
-                page, place = self.pages[slot, seen // size], seen % size
-                k = self.k[page, place].double().repeat_interleave(share, 1)
-                v = self.v[page, place].double().repeat_interleave(share, 1)
-                score = torch.einsum("hd,thd->ht", q[token].double(), k) * scale
-                if want.softcap:
-                    score = want.softcap * torch.tanh(score / want.softcap)
-                if sinks is not None:
-                    score = torch.cat([score, sinks.double()[:, None]], 1)
-                weight = score.softmax(-1)[:, : len(seen)]
-                out.append(torch.einsum("ht,thd->hd", weight, v).flatten())
-        return torch.stack(out)
 
 
 def tree(world: World, **more: Any) -> Tree:
@@ -122,11 +41,6 @@ def check(
     found, step = attend(backend, world, rows, q, **more)
     wanted = world.expected(q, step, **more)
     assert ((found.double() - wanted).norm() / wanted.norm()).item() < near
-
-
-def want(**more: Any) -> Want:
-    given: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 4, "invariant": False}
-    return Want(**(given | more))
 
 
 @pytest.mark.parametrize("length", [1, 3, 16, 17, 90])

@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from msgspec.structs import asdict
-from test_attention import SLOTS, World, want
 
+from tests.kit.attention import SLOTS, World, want
 from trine.kernels.attention.base import Limits
 from trine.kernels.attention.flash import Flash
 from trine.kernels.attention.flashinfer import FlashInfer
