@@ -44,9 +44,8 @@ def flash(
     softmax_scale,
     causal,
     window_size,
-    softcap,
 ):
-    assert causal and not softcap and max_seqlen_q >= int(cu_seqlens_q.diff().max())
+    assert causal and max_seqlen_q >= int(cu_seqlens_q.diff().max())
     window = window_size[0] + 1 or 2**20
     return torch.cat(
         [
@@ -126,5 +125,6 @@ def test_cannot_says_why(kind: Any) -> None:
         ({"invariant": True}, "step"),
         ({"kv_dtype": "float8_e4m3fn"}, "KV"),
         ({"sinks": True}, "sinks"),
+        ({"softcap": 30.0}, "softcap" if kind is Flash else "installed"),
     ):
         assert reason in str(kind.cannot(SimpleNamespace(**(wish | change))))

@@ -35,6 +35,8 @@ class Flash(Mixed):
             return "its results depend on what shares the step"
         if want.sinks:
             return "knows no sinks"
+        if want.softcap:
+            return "is built without softcap"
         if want.dtype not in ("bfloat16", "float16") or want.kv_dtype != want.dtype:
             return f"is for 16 bits, KV alike, not {want.dtype} (KV {want.kv_dtype})"
         if want.head_dim % 8 or want.head_dim > 256:
@@ -65,7 +67,6 @@ class Flash(Mixed):
             softmax_scale=self.scale,
             causal=True,
             window_size=self.window,
-            softcap=self.want.softcap,
         )
 
 
