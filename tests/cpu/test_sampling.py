@@ -10,21 +10,28 @@ import pytest
 import torch
 
 from tests.kit.sampling import Ask, error_names, make_rows
-from trine.kernels.sampling.base import Choice, Seen
+from trine.kernels.fused.base import Want
+from trine.kernels.sampling.base import Choice, Chooser, Seen
+from trine.kernels.sampling.native import Native
 from trine.kernels.sampling.reference import Reference, noise, noise_key
 
-KERNEL = Reference()
+
+@pytest.fixture(params=[Reference, Native])
+def kernel(request: pytest.FixtureRequest) -> Chooser:
+    if reason := request.param.cannot(Want("float32", "cpu", (0, 0))):
+        pytest.skip(reason)
+    return request.param()
 
 
-def chosen(logits: torch.Tensor, asks: list[Ask]) -> list[int]:
-    choice = KERNEL.choose(logits, make_rows(asks))
+def chosen(kernel: Chooser, logits: torch.Tensor, asks: list[Ask]) -> list[int]:
+    choice = kernel.choose(logits, make_rows(asks))
     assert not choice.errors.any()
     return choice.tokens.tolist()
 
 
-def shown(logits: torch.Tensor, tokens: list[int], which: list[int], most: int) -> Seen:
+def shown(kernel: Chooser, logits: torch.Tensor, tokens: list[int], which: list[int], most: int) -> Seen:
     choice = Choice(torch.tensor([tokens, [0] * len(tokens)], dtype=torch.int32))
-    return KERNEL.logprobs(logits, choice, which, most, make_rows([Ask()] * len(tokens)))
+    return kernel.logprobs(logits, choice, which, most, make_rows([Ask()] * len(tokens)))
 
 
 def edited(row: np.ndarray, a: Ask) -> np.ndarray:
@@ -116,12 +123,12 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_controls_against_float64(name: str) -> None:
+def test_controls_against_float64(kernel: Chooser, name: str) -> None:
     """The same noise and float64 formulas give the same token, but where two nearly tie."""
     generator = torch.Generator().manual_seed(len(name))
     logits = torch.randn(60, 97, generator=generator) * 3
     asks = [CASES[name]._replace(seed=CASES[name].seed + i // 2) for i in range(60)]
-    got, compared = chosen(logits, asks), 0
+    got, compared = chosen(kernel, logits, asks), 0
     for row, ask, token in zip(logits.numpy(), asks, got, strict=True):
         p = chances(row, ask)
         assert p[token] > 0
@@ -134,10 +141,10 @@ def test_controls_against_float64(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_greedy_is_the_lowest_of_the_likeliest(name: str) -> None:
+def test_greedy_is_the_lowest_of_the_likeliest(kernel: Chooser, name: str) -> None:
     ask = CASES[name]._replace(temperature=0.0)
     logits = torch.randint(-4, 4, (40, 97), generator=torch.Generator().manual_seed(3)).float()
-    for row, token in zip(logits.numpy(), chosen(logits, [ask] * 40), strict=True):
+    for row, token in zip(logits.numpy(), chosen(kernel, logits, [ask] * 40), strict=True):
         z = edited(row, ask).astype(np.float32)
         near = np.isclose(z, z.max(), rtol=1e-6)
         assert near[token]
@@ -146,14 +153,14 @@ def test_greedy_is_the_lowest_of_the_likeliest(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "cold", "top_p", "all filters", "penalties"])
-def test_distribution(name: str) -> None:
+def test_distribution(kernel: Chooser, name: str) -> None:
     """Chi-square of 3,000 draws over positions and seeds."""
     ask, draws = CASES[name], 3000
     row = torch.randn(24, generator=torch.Generator().manual_seed(8)) * 1.5
     asks = [
         ask._replace(output=ask.output[:23], prompt=(3,) * (1 + i % 40), seed=i // 40) for i in range(draws)
     ]
-    found = np.bincount(chosen(row.expand(draws, -1), asks), minlength=24)
+    found = np.bincount(chosen(kernel, row.expand(draws, -1), asks), minlength=24)
     p = chances(row.numpy(), asks[0])
     assert not found[p == 0].any()
     likely = p * draws >= 5
@@ -201,58 +208,58 @@ def test_noise_is_never_infinite_or_zero() -> None:
     assert large == pytest.approx(23 * math.log(2), rel=1e-5)
 
 
-def test_neighbours_change_nothing() -> None:
+def test_neighbours_change_nothing(kernel: Chooser) -> None:
     """Each row alone, in a mix, in reverse, and among poisoned rows: bit for bit."""
     generator = torch.Generator().manual_seed(5)
     asks = [a._replace(seed=s) for s in (1, 2, 3) for a in CASES.values()]
     asks += [a._replace(temperature=0.0) for a in CASES.values()]
     logits = torch.randn(len(asks), 997, generator=generator) * 4
     before = logits.clone()
-    together = chosen(logits, asks)
+    together = chosen(kernel, logits, asks)
     assert torch.equal(before, logits)
-    assert together == [chosen(logits[i : i + 1], [a])[0] for i, a in enumerate(asks)]
-    assert together == chosen(logits.flip(0), asks[::-1])[::-1]
+    assert together == [chosen(kernel, logits[i : i + 1], [a])[0] for i, a in enumerate(asks)]
+    assert together == chosen(kernel, logits.flip(0), asks[::-1])[::-1]
     for most in (0, 5, 997):
-        seen = shown(logits, together, list(range(len(asks))), most)
+        seen = shown(kernel, logits, together, list(range(len(asks))), most)
         for i, token in enumerate(together):
-            alone = shown(logits[i : i + 1], [token], [0], most)
+            alone = shown(kernel, logits[i : i + 1], [token], [0], most)
             assert all(torch.equal(a[0], b[i]) for a, b in zip(alone, seen, strict=True))
     poisoned = torch.stack([logits, torch.full_like(logits, math.nan)], 1).reshape(-1, 997)
-    choice = KERNEL.choose(poisoned, make_rows([a for a in asks for _ in (0, 1)]))
+    choice = kernel.choose(poisoned, make_rows([a for a in asks for _ in (0, 1)]))
     assert choice.tokens[::2].tolist() == together and not choice.errors[::2].any()
     assert choice.errors[1::2].all()
 
 
-def test_a_seed_repeats_and_differs() -> None:
+def test_a_seed_repeats_and_differs(kernel: Chooser) -> None:
     row = torch.zeros(1, 500)
-    first = [chosen(row, [Ask(seed=7, output=(1,) * i)])[0] for i in range(50)]
-    assert first == [chosen(row, [Ask(seed=7, prompt=(9,) * (3 + i))])[0] for i in range(50)]
-    assert first != [chosen(row, [Ask(seed=8, output=(1,) * i)])[0] for i in range(50)]
+    first = [chosen(kernel, row, [Ask(seed=7, output=(1,) * i)])[0] for i in range(50)]
+    assert first == [chosen(kernel, row, [Ask(seed=7, prompt=(9,) * (3 + i))])[0] for i in range(50)]
+    assert first != [chosen(kernel, row, [Ask(seed=8, output=(1,) * i)])[0] for i in range(50)]
     assert len(set(first)) > 40
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers(temperature: float) -> None:
+def test_logits_that_are_not_numbers(kernel: Chooser, temperature: float) -> None:
     """They are never chosen; a row with nothing else says so, whatever is asked of it."""
     logits = torch.full((4, 9), math.nan)
     logits[0, 4] = -1e30
     logits[1] = torch.tensor([math.inf, 1, math.nan, -math.inf, 3, 2, 1, 1, 1])
     logits[3] = torch.arange(9)
     asks = [Ask(temperature, top_k=2)] * 3 + [Ask(temperature, allowed=(2, 3), stops=(2, 3), min_tokens=9)]
-    choice = KERNEL.choose(logits, make_rows(asks))
+    choice = kernel.choose(logits, make_rows(asks))
     assert choice.tokens[0] == 4
     assert choice.tokens[1] in (4, 5)
     assert choice.tokens[2:].tolist() == [0, 0]
     assert error_names(choice) == [None, None, "no finite logit", "no token is allowed"]
-    seen = shown(logits, [4, 4, 0, 8], [0, 1, 3], 3)
+    seen = shown(kernel, logits, [4, 4, 0, 8], [0, 1, 3], 3)
     assert (seen.chances[0, 0], seen.ids[0, 0]) == (0.0, 1)
     assert seen.ids[1].tolist() == [1, 4, 5, 1] and len(seen.ids) == 3
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs_are_the_models_own(kernel: Chooser) -> None:
     logits = torch.randint(-3, 4, (20, 50), generator=torch.Generator().manual_seed(1)).float()
     tokens = list(range(20))
-    seen = shown(logits, tokens, list(range(20)), 6)
+    seen = shown(kernel, logits, tokens, list(range(20)), 6)
     for i, (chances, ids) in enumerate(zip(seen.chances.tolist(), seen.ids.tolist(), strict=True)):
         row = logits[i].double().numpy()
         own = row - np.log(np.exp(row).sum())

@@ -1,0 +1,110 @@
+"""The table's operations by one call each of the native library, over the table's own memory."""
+
+from __future__ import annotations
+
+from ctypes import c_int64, c_void_p
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .base import Singles, State
+
+DEEP = 4  # results of `singles`, of a number of rows, that hold at a time
+
+
+class Known(NamedTuple):
+    """A table, as the library reads it."""
+
+    state: State
+    at: int  # where its addresses and sizes lie
+    kept: np.ndarray[Any, Any]
+    rings: dict[int, list[tuple[Singles, int]]]  # by rows: results, and where their numbers lie
+
+
+class Native:
+    """C++ behind ctypes."""
+
+    name = "native"
+    order = 10
+
+    @classmethod
+    def cannot(cls, want: Any) -> str | None:
+        if want.device != "cpu":
+            return f"is for a CPU, not {want.device}"
+        from trine.kernels.native import library
+
+        return library.cannot()
+
+    def __init__(self, want: Any = None) -> None:
+        from trine.kernels.native import library
+
+        loaded = library.load()
+        at, count = c_void_p, c_int64
+        types = {
+            "apply": [at, at, count, count],
+            "singles": [at, at, count, at],
+            "ragged": [at, at, count, at, count, at],
+            "append": [at, at, at, count, count],
+        }
+        calls = [loaded[f"trine_table_{name}"] for name in types]
+        for call, arguments in zip(calls, types.values(), strict=True):
+            call.restype, call.argtypes = c_int64, arguments
+        self._apply, self._singles, self._ragged, self._append = calls
+        self.known: Known | None = None
+        self.turn = 0
+
+    def apply(self, state: State, words: Tensor, runs: int) -> None:
+        bad = self._apply(self._at(state), words.data_ptr(), len(words), runs)
+        assert not bad, f"run {bad - 1} of an order leads out of the table"
+
+    def singles(self, state: State, slots: Tensor) -> Singles:
+        known, rows = self._known(state), len(slots)
+        ring = known.rings.get(rows)
+        if ring is None:
+            ring = known.rings[rows] = [_results(rows, len(state.pages)) for _ in range(DEEP)]
+        self.turn = (self.turn + 1) % DEEP
+        found, out = ring[self.turn]
+        bad = self._singles(known.at, slots.data_ptr(), rows, out)
+        assert not bad, f"row {bad - 1} of {slots.tolist()} has no place in the table"
+        return found
+
+    def ragged(self, state: State, slots: Tensor, starts: Tensor, owner: Tensor) -> Singles:
+        rows, total, groups = len(slots), len(owner), len(state.pages)
+        out = torch.empty(rows + (2 + groups) * total, dtype=torch.int64)
+        bad = self._ragged(self._at(state), slots.data_ptr(), rows, starts.data_ptr(), total, out.data_ptr())
+        assert not bad, f"row {bad - 1} of {slots.tolist()} has no place in the table"
+        lengths, ids, positions, *write = out.split_with_sizes([rows] + [total] * (2 + groups))
+        return Singles(ids, positions, write, lengths)
+
+    def append(self, state: State, slots: Tensor, tokens: Tensor) -> None:
+        apart = tokens.stride(0) * tokens.element_size()
+        bad = self._append(self._at(state), slots.data_ptr(), tokens.data_ptr(), apart, len(slots))
+        assert not bad, f"slot {slots[bad - 1]} is full, or is none"
+
+    def _at(self, state: State) -> int:
+        return self._known(state).at
+
+    def _known(self, state: State) -> Known:
+        known = self.known
+        if known is None or known.state is not state:
+            known = self.known = _look(state)
+        return known
+
+
+PLUGIN = Native
+
+
+def _look(state: State) -> Known:
+    groups, slots, width = state.pages.shape
+    parts = state.arena, state.records, state.tokens, state.pages
+    sizes = len(state.arena), slots, state.tokens.shape[1], groups, width, state.page_size
+    head = np.array([*(part.data_ptr() for part in parts), *sizes], np.int64)  # struct Places
+    return Known(state, head.ctypes.data, head, {})
+
+
+def _results(rows: int, groups: int) -> tuple[Singles, int]:
+    out = torch.zeros(3 + groups, rows, dtype=torch.int64)
+    ids, positions, lengths, *write = out.unbind()
+    return Singles(ids, positions, write, lengths), out.data_ptr()
