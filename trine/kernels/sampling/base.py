@@ -86,7 +86,8 @@ class Chooser(Protocol):
         ...
 
     def choose(self, logits: Tensor, rows: Rows) -> Choice:
-        """logits: [rows, vocab], not changed. Logits that are not finite count as never."""
+        """logits: [rows, vocab], not changed. Logits that are not finite count as never. A choice holds for at
+        least three more calls."""
         ...
 
     def logprobs(self, logits: Tensor, choice: Choice, which: list[int], most: int, rows: Rows) -> Seen:

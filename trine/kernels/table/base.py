@@ -63,7 +63,8 @@ class Singles(NamedTuple):
 
 
 class Keeper(Protocol):
-    """A way to work on the table. Results are new tensors; indices are int64 on a CPU, int32 elsewhere."""
+    """A way to work on the table. Results hold for at least three more calls; indices are int64 on a CPU, int32
+    elsewhere."""
 
     name: str
     order: int

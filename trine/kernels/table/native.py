@@ -11,7 +11,9 @@ from torch import Tensor
 
 from .base import Singles, State
 
-DEEP = 4  # results of `singles`, of a number of rows, that hold at a time
+DEEP = 4  # results for the same numbers of tokens and rows that hold at a time
+FEW = 256  # tokens: results of more are made anew each time, which costs less than the step then
+MOST = 64  # numbers of tokens and rows that are remembered
 
 
 class Known(NamedTuple):
@@ -20,7 +22,7 @@ class Known(NamedTuple):
     state: State
     at: int  # where its addresses and sizes lie
     kept: np.ndarray[Any, Any]
-    rings: dict[int, list[tuple[Singles, int]]]  # by rows: results, and where their numbers lie
+    rings: dict[tuple[int, int], list[tuple[Singles, int]]]  # by tokens and rows: results, where they lie
 
 
 class Native:
@@ -61,27 +63,36 @@ class Native:
 
     def singles(self, state: State, slots: Tensor) -> Singles:
         known, rows = self._known(state), len(slots)
-        ring = known.rings.get(rows)
-        if ring is None:
-            ring = known.rings[rows] = [_results(rows, len(state.pages)) for _ in range(DEEP)]
-        self.turn = (self.turn + 1) % DEEP
-        found, out = ring[self.turn]
+        found, out = self._turn(known, rows, rows)
         bad = self._singles(known.at, slots.data_ptr(), rows, out)
         assert not bad, f"row {bad - 1} of {slots.tolist()} has no place in the table"
         return found
 
     def ragged(self, state: State, slots: Tensor, starts: Tensor, owner: Tensor) -> Singles:
-        rows, total, groups = len(slots), len(owner), len(state.pages)
-        out = torch.empty(rows + (2 + groups) * total, dtype=torch.int64)
-        bad = self._ragged(self._at(state), slots.data_ptr(), rows, starts.data_ptr(), total, out.data_ptr())
+        known, rows, total = self._known(state), len(slots), len(owner)
+        if total > FEW:
+            found, out = _results(total, len(state.pages), rows)
+        else:
+            found, out = self._turn(known, total, rows)
+        bad = self._ragged(known.at, slots.data_ptr(), rows, starts.data_ptr(), total, out)
         assert not bad, f"row {bad - 1} of {slots.tolist()} has no place in the table"
-        lengths, ids, positions, *write = out.split_with_sizes([rows] + [total] * (2 + groups))
-        return Singles(ids, positions, write, lengths)
+        return found
 
     def append(self, state: State, slots: Tensor, tokens: Tensor) -> None:
         apart = tokens.stride(0) * tokens.element_size()
         bad = self._append(self._at(state), slots.data_ptr(), tokens.data_ptr(), apart, len(slots))
         assert not bad, f"slot {slots[bad - 1]} is full, or is none"
+
+    def _turn(self, known: Known, tokens: int, rows: int) -> tuple[Singles, int]:
+        """The results whose turn it is."""
+        ring = known.rings.get((tokens, rows))
+        if ring is None:
+            if len(known.rings) >= MOST:
+                known.rings.clear()
+            groups = len(known.state.pages)
+            ring = known.rings[tokens, rows] = [_results(tokens, groups, rows) for _ in range(DEEP)]
+        self.turn = (self.turn + 1) % DEEP
+        return ring[self.turn]
 
     def _at(self, state: State) -> int:
         return self._known(state).at
@@ -104,7 +115,8 @@ def _look(state: State) -> Known:
     return Known(state, head.ctypes.data, head, {})
 
 
-def _results(rows: int, groups: int) -> tuple[Singles, int]:
-    out = torch.zeros(3 + groups, rows, dtype=torch.int64)
-    ids, positions, lengths, *write = out.unbind()
+def _results(tokens: int, groups: int, rows: int) -> tuple[Singles, int]:
+    """What one call writes, and where: lengths [rows], then ids, positions and places of groups, [tokens] each."""
+    out = torch.empty(rows + (2 + groups) * tokens, dtype=torch.int64)
+    lengths, ids, positions, *write = out.split_with_sizes([rows] + [tokens] * (2 + groups))
     return Singles(ids, positions, write, lengths), out.data_ptr()

@@ -15,7 +15,7 @@ namespace {
 constexpr int BLOCK = 64, WIDE = 1024;  // logits
 constexpr int RECORD = 24, KNOWN = 0, PROMPT = 2;
 constexpr float NEVER = -INFINITY;
-constexpr float WIDTHS[] = {-8.0f, -16.0f, NEVER};  // nats from the likeliest: how far top_p looks
+constexpr float WIDTHS[] = {-2.0f, -4.0f, -6.0f, -9.0f, -13.0f, -20.0f, NEVER};  // nats: how far top_p looks, in turn
 constexpr float FAR = -87.0f;                       // nats: what is deeper has no chance
 constexpr float LUCK = 32.0f;                       // powers of two: 1 / (the smallest exponential) is below them
 constexpr float SLACK = 1e-3f;                      // powers of two, for roundings of a bound
@@ -191,35 +191,49 @@ float nth(const Row& row, int64_t k) {
   return found[k - 1];
 }
 
-// The sum of the chances of all that is at least `cut` deep; what is at least `low` deep is collected.
-double collect(const Row& row, float cut, float low, std::vector<Near>& found) {
+// The sum of the chances of all that is at least `cut` deep.
+double total(const Row& row, float cut) {
   typedef double d8 __attribute__((vector_size(64)));
   d8 sum{};
   float spare[BLOCK];
-  const f8 least = all(std::max(cut, FAR)), edge = all(std::max(cut, low));
-  found.clear();
+  const f8 least = all(std::max(cut, FAR));
   for (int64_t b = 0; b < row.count(); b++) {
-    const float near = row.deep(row.tops[b]);
-    if (!(near >= std::max(cut, std::min(FAR, low)))) continue;
+    if (!(row.deep(row.tops[b]) >= least[0])) continue;
     const float* p = block<BLOCK>(row.x, row.n, b, spare);
     for (int i = 0; i < BLOCK; i += 8) {
       const f8 deep = row.deep(load(p + i));
-      const f8 chance = pick(deep >= least, exponential(deep), all(0.0f));
-      sum += __builtin_convertvector(chance, d8);
-      const i8 inside = deep >= edge;
-      if (any(inside))
-        for (int j = 0; j < 8; j++)
-          if (inside[j]) found.push_back({deep[j], chance[j]});
+      sum += __builtin_convertvector(pick(deep >= least, exponential(deep), all(0.0f)), d8);
     }
   }
   return ((sum[0] + sum[4]) + (sum[1] + sum[5])) + ((sum[2] + sum[6]) + (sum[3] + sum[7]));
 }
 
-// How deep one has to go, from the top, until `need` is collected. Parts are only divided where it matters.
-float reach(std::vector<Near>& of, double need) {
+// What is at least `low` deep and below `high`; the sum of its chances.
+double collect(const Row& row, float low, float high, std::vector<Near>& found) {
+  float spare[BLOCK];
+  found.clear();
+  for (int64_t b = 0; b < row.count(); b++) {
+    if (!(row.deep(row.tops[b]) >= low)) continue;
+    const float* p = block<BLOCK>(row.x, row.n, b, spare);
+    for (int i = 0; i < BLOCK; i += 8) {
+      const f8 deep = row.deep(load(p + i));
+      const i8 inside = (deep >= all(low)) & (deep < all(high));
+      if (!any(inside)) continue;
+      const f8 chance = pick(deep >= all(FAR), exponential(deep), all(0.0f));
+      for (int j = 0; j < 8; j++)
+        if (inside[j]) found.push_back({deep[j], chance[j]});
+    }
+  }
+  double sum = 0.0;
+  for (const Near& near : found) sum += near.chance;
+  return sum;
+}
+
+// How deep one has to go until chances are `need`, where they are `before` above. Only the part where that is gets
+// divided further.
+float reach(std::vector<Near>& of, double before, double need) {
   auto deeper = [](const Near& a, const Near& b) { return a.deep > b.deep; };
   Near *begin = of.data(), *end = begin + of.size();
-  double before = 0.0;
   while (end - begin > 32) {
     const float a = begin->deep, b = begin[(end - begin) / 2].deep, c = end[-1].deep;
     const float middle = std::max(std::min(a, b), std::min(std::max(a, b), c));
@@ -246,13 +260,14 @@ float cut_of(const Row& row, const Wish& wish) {
   float cut = wish.min_p > 0.0 ? float(std::log(wish.min_p)) : NEVER;
   if (wish.top_k > 0 && wish.top_k < row.n) cut = std::max(cut, row.deep(nth(row, wish.top_k)));
   if (!(wish.top_p < 1.0)) return cut;
-  double need = -1.0;
+  const double need = wish.top_p * total(row, cut);
+  double before = 0.0;
+  float high = INFINITY;
   for (float width : WIDTHS) {
-    const double sum = collect(row, cut, width, work.near);
-    if (need < 0.0) need = wish.top_p * sum;
-    double inside = 0.0;
-    for (const Near& near : work.near) inside += near.chance;
-    if (inside >= need) return reach(work.near, need);
+    const float low = std::max(cut, width);
+    const double inside = collect(row, low, high, work.near);
+    if (before + inside >= need) return reach(work.near, before, need);
+    before += inside, high = low;
   }
   return cut;  // the sums differ in their last bits: everything is needed
 }
@@ -357,7 +372,7 @@ void see_row(const float* x, int64_t n, int32_t token, int64_t most, float* chan
   Row row{x, n, nullptr, 0.0f, 1.0f};
   row.top = look<BLOCK>(row.x, n);
   row.tops = work.tops.data();
-  const float size = float(std::log(collect(row, NEVER, INFINITY, work.near)));
+  const float size = float(std::log(total(row, NEVER)));
   const float own = finite(row.x[token]) ? row.x[token] : NEVER;
   chances[0] = own - row.top - size, ids[0] = int32_t(1 + before(row, own, token));
   if (most == 0) return;

@@ -3,13 +3,11 @@
 // Numbers that would lead out of the table stop the call: it returns the place of the row, or of the run, from 1.
 #include "simd.h"
 
+namespace TRINE_ISA {
 namespace {
 
 constexpr int KNOWN = 0, COMPUTED = 1, RECORD = 24, RUN = 4;
 
-}  // namespace
-
-namespace TRINE_ISA {
 
 // Where the table lies; made once by kernels/table/native.py.
 struct Places {
@@ -19,7 +17,7 @@ struct Places {
 };
 
 // What is at `count` positions of a slot, from `position` on, to place `at` of results that are `total` long.
-static inline void look(const Places& t, int64_t slot, int64_t position, int64_t count, int64_t at, int64_t total, int64_t* ids, int64_t* positions, int64_t* write) {
+inline void look(const Places& t, int64_t slot, int64_t position, int64_t count, int64_t at, int64_t total, int64_t* ids, int64_t* positions, int64_t* write) {
   for (int64_t i = 0; i < count; i++) {
     ids[at + i] = slot ? t.tokens[slot * t.positions + position + i] : 0;
     positions[at + i] = position + i;
@@ -34,11 +32,12 @@ static inline void look(const Places& t, int64_t slot, int64_t position, int64_t
   }
 }
 
-static inline bool fits(const Places& t, int64_t slot, int64_t position, int64_t count) {
+inline bool fits(const Places& t, int64_t slot, int64_t position, int64_t count) {
   if (slot < 0 || slot >= t.slots) return false;
   return !slot || (position >= 0 && count >= 0 && position + count <= std::min(t.positions, t.width * t.page));
 }
 
+}  // namespace
 }  // namespace TRINE_ISA
 
 using namespace TRINE_ISA;
@@ -58,7 +57,7 @@ extern "C" int64_t EXPORT(trine_table_apply)(const Places* t, const int32_t* wor
   return 0;
 }
 
-// out: [3 + groups, rows]: ids, positions, lengths, then where to write by group.
+// out: [3 + groups, rows]: lengths, ids, positions, then where to write by group.
 extern "C" int64_t EXPORT(trine_table_singles)(const Places* t, const int64_t* slots, int64_t rows, int64_t* out) {
   for (int64_t row = 0; row < rows; row++) {
     const int64_t slot = slots[row];
@@ -66,8 +65,8 @@ extern "C" int64_t EXPORT(trine_table_singles)(const Places* t, const int64_t* s
     int32_t* computed = t->records + slot * RECORD + COMPUTED;
     const int64_t position = slot ? *computed : 0;
     if (!fits(*t, slot, position, 1)) return row + 1;
-    look(*t, slot, position, 1, row, rows, out, out + rows, out + 3 * rows);
-    out[2 * rows + row] = position + (slot > 0);
+    look(*t, slot, position, 1, row, rows, out + rows, out + 2 * rows, out + 3 * rows);
+    out[row] = position + (slot > 0);
     if (slot) ++*computed;
   }
   return 0;
