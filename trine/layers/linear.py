@@ -47,6 +47,7 @@ class Linear(Part):
         self.weight: Any = None
         self.scale: Tensor | None = None
         self.bias = torch.empty(self.outs) if bias else None
+        self.takes_blocks = quant.name == "blocks"
 
     def forward(self, x: Tensor) -> Any:
         y = self.quant.apply(self, x, self.wide)

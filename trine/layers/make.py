@@ -29,7 +29,7 @@ from .norm import HeadNorm, Norm
 from .rope import Rope
 
 # How weights are stored -> the file of trine/quant that does it.
-QUANTS = {"int8": "int8", "float32": "none", "bfloat16": "none", "float16": "none"}
+QUANTS = {"int8": "int8", "float32": "none", "bfloat16": "none", "float16": "none", "blocks": "blocks"}
 
 
 class Maker:

@@ -93,10 +93,27 @@ class GGUF:
             raise self._bad(f"has no tensor {name}")
         return torch.from_numpy(self._read(info, self._heads(name)))
 
-    def _read(self, info: TensorInfo, heads: int | None) -> Any:
-        import numpy as np
+    def blocks(self, name: str) -> Any:
+        """Rows of a matrix as they are stored, if native products take them so; else None."""
+        import torch
 
+        from trine.kernels.native.blocks import NAMES, Blocks
+
+        if (info := self.renamed.get(name)) is None:
+            raise self._bad(f"has no tensor {name}")
+        if info.type not in NAMES or len(info.shape) != 2:
+            return None
+        raw = self._raw(info, self._heads(name)).reshape(info.shape[0], -1)
+        return Blocks(NAMES[info.type], torch.from_numpy(raw))
+
+    def _read(self, info: TensorInfo, heads: int | None) -> Any:
         from .dequant import dequantize
+
+        return dequantize(self._raw(info, heads), info.type, info.shape)
+
+    def _raw(self, info: TensorInfo, heads: int | None) -> Any:
+        """Its bytes, rows put back where the format permutes them."""
+        import numpy as np
 
         with open_regular(self.path) as file:
             raw = np.fromfile(file, np.uint8, info.bytes, offset=info.offset)
@@ -105,7 +122,7 @@ class GGUF:
         if heads:  # whole rows, so their bytes can be moved before they become numbers
             rows = raw.reshape(heads, info.shape[0] // heads // 2, 2, -1)
             raw = np.ascontiguousarray(rows.swapaxes(1, 2))
-        return dequantize(raw, info.type, info.shape)
+        return raw
 
     def _heads(self, name: str) -> int | None:
         """Into how many heads the rows of a permuted tensor fall."""

@@ -49,7 +49,7 @@ def fill(model: Decoder, source: Source, progress: Callable[[int, int], None] | 
     with torch.inference_mode():
         for i, (name, place) in enumerate(wanted.items()):
             with torch.device("cpu"):  # whatever a format does to its bytes, it does on the host
-                tensor = source.get(name)
+                tensor = _read(source, name, place.part)
             if tuple(tensor.shape) != place.shape:
                 raise CheckpointError(f"{name}: shape {tuple(tensor.shape)}, wanted {place.shape}")
             place.part.put(place.name, tensor)
@@ -60,6 +60,13 @@ def fill(model: Decoder, source: Source, progress: Callable[[int, int], None] | 
                 progress(i + 1, len(wanted))
         if tied:
             model.head.tie(model.embed.weight)
+
+
+def _read(source: Source, name: str, part: Part) -> Any:
+    """The tensor, or its rows as the file has them if the part takes them so."""
+    blocks = getattr(source, "blocks", None) if part.takes_blocks else None
+    found = blocks(name) if blocks else None
+    return source.get(name) if found is None else found
 
 
 def dummy(model: Decoder, seed: int) -> None:

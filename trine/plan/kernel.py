@@ -15,12 +15,14 @@ from msgspec import Struct
 from trine.chip import CHIPS
 from trine.config import Config
 from trine.errors import Unsupported
+from trine.kernels.native import library
 from trine.kernels.select import select
 
 from .record import Reasons
 
 ON_A_CPU = "the default on a CPU: int8 weights by output, activations by row in two 7-bit digits, exact sums"
-BYTES = {"int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+IN_BLOCKS = "4 or 8 bits in blocks of 32, as a GGUF file has them, else 8; activations in 8: native kernels ({})"
+BYTES = {"blocks": 1.0625, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class Kernels(Struct, frozen=True):
@@ -41,7 +43,7 @@ def choose(
 ) -> Kernels:
     """Numbers from the wish and the checkpoint, then a kernel of each family for them."""
     facts = platform.facts()
-    dtype = _dtype(config, checkpoint, facts, reasons)
+    dtype = _dtype(config, checkpoint, model, facts, reasons)
     activations = dtype if platform.asynchronous else "float32"
     kv = _kv_dtype(config, dtype, activations, facts, reasons)
     # What is known of the wish, for all families: each takes what it asks for.
@@ -61,23 +63,27 @@ def choose(
     }
     kinds = dict.fromkeys((kind.kv_heads, kind.head_dim, kind.window) for kind in model.kv())
     layers = [offer | dict(zip(("kv_heads", "head_dim", "window"), kind, strict=True)) for kind in kinds]
+    forced = "native" if dtype == "blocks" else "auto"
     return Kernels(
         dtype,
         activations,
         kv,
         product=_select("product", "kernels.gemm", [offer], reasons, "auto"),
-        fused=_select("fused", "kernels.fused", [offer], reasons, "auto"),
+        fused=_select("fused", "kernels.fused", [offer], reasons, forced),
         table=_select("table", "kernels.table", [offer], reasons, "auto"),
         sampling=_select("sampling", "kernels.sampling", [offer], reasons, "auto"),
-        attention=_select("attention", "kernels.attention", layers, reasons, config.attention),
+        attention=_select("attention", "kernels.attention", layers, reasons, config.attention if forced == "auto" else forced),
     )
 
 
-def _dtype(config: Config, checkpoint: Any, facts: Any, reasons: Reasons) -> str:
+def _dtype(config: Config, checkpoint: Any, model: Any, facts: Any, reasons: Reasons) -> str:
     if config.dtype != "auto":
         return reasons.note("dtype", config.dtype, "--dtype")
     if facts.kind == "cpu":
-        return reasons.note("dtype", "int8", ON_A_CPU)
+        reason = _not_native(config, model)
+        if reason is None:
+            return reasons.note("dtype", "blocks", IN_BLOCKS.format(library.name()))
+        return reasons.note("dtype", "int8", f"{ON_A_CPU}; native kernels cannot: {reason}")
     half = "float16" if facts.kind == "cuda" and facts.capability < (8, 0) else "bfloat16"
     stored = str(checkpoint.config.get("torch_dtype") or checkpoint.config.get("dtype") or "")
     if checkpoint.kind == "gguf":
@@ -87,6 +93,19 @@ def _dtype(config: Config, checkpoint: Any, facts: Any, reasons: Reasons) -> str
     return reasons.note("dtype", half, f"the default on a GPU; the checkpoint says {stored or 'nothing'}")
 
 
+def _not_native(config: Config, model: Any) -> str | None:
+    """Why a step cannot be one native call; None if it can."""
+    if reason := library.cannot():
+        return reason
+    if config.attention not in ("auto", "native"):
+        return f"--attention {config.attention}"
+    heads = model.num_attention_heads * model.head_dim
+    for name, size in (("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size), ("heads", heads)):  # fmt: skip
+        if size % library.GROUP:
+            return f"{name} {size} is no multiple of {library.GROUP}"
+    return None
+
+
 def _kv_dtype(config: Config, dtype: str, activations: str, facts: Any, reasons: Reasons) -> str:
     """Of the store. Two kinds of 8 bits: the MI300 series computes with one that has no infinities or -0."""
     if config.kv_cache_dtype == "fp8":
@@ -94,7 +113,7 @@ def _kv_dtype(config: Config, dtype: str, activations: str, facts: Any, reasons:
         return reasons.note("kv dtype", kind, "--kv-cache-dtype fp8")
     if config.kv_cache_dtype != "auto":
         return reasons.note("kv dtype", config.kv_cache_dtype, "--kv-cache-dtype")
-    kept = "bfloat16" if dtype == "bfloat16" else activations
+    kept = "bfloat16" if dtype in ("bfloat16", "blocks") else activations
     return reasons.note("kv dtype", kept, "like the arithmetic")
 
 

@@ -84,7 +84,7 @@ def sizes(
 
 def _weights(shapes: dict[str, tuple[int, ...]], dtype: str, reasons: Reasons) -> int:
     embedding = sum(prod(shape) for name, shape in shapes.items() if "embed_tokens" in name)
-    weights = sum(map(prod, shapes.values())) * BYTES[dtype] + (4 * embedding if dtype == "int8" else 0)
+    weights = int(sum(map(prod, shapes.values())) * BYTES[dtype]) + (4 * embedding if dtype == "int8" else 0)
     embedded = ", the embedding in float32 too" if dtype == "int8" else ""
     reasons.note("weights", human(weights), f"as {dtype}{embedded}")
     return weights

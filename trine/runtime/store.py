@@ -68,7 +68,8 @@ class Store:
         return self.groups[group][0, place], self.groups[group][1, place]
 
     def copy(self, copies: list[Copy]) -> None:
-        """Fronts of pages, in all layers of their group, in order."""
+        """Pages, in all layers of their group, in order: whole ones, since what lies where in a page is a backend's
+        business, and nobody has written behind the front that is meant."""
         for copy in copies:
             kv = self.groups[copy.group]
-            kv[:, :, copy.target, : copy.tokens] = kv[:, :, copy.source, : copy.tokens]
+            kv[:, :, copy.target] = kv[:, :, copy.source]

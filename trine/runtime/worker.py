@@ -26,6 +26,7 @@ from trine.models.decoder import Decoder
 from trine.parallel.mesh import Mesh
 from trine.plan import Plan
 
+from .recorded import record
 from .runner import Runner
 from .sampler import Pending, Sampler
 from .store import KV, Store
@@ -78,12 +79,15 @@ class Worker:
                 weights.dummy(self.model, plan.seed)
             else:
                 weights.fill(self.model, source)
+        run: Any = self.model
+        if plan.product == "native":
+            run = record(self.model, self.attention, plan.threads, plan.max_num_seqs)
         self.platform.synchronize()
         clock.lap("load")
         self.table = self._table()
         graph = self.platform.graph() if plan.graphs else None
         settle = getattr(maker.product, "settle", None)  # optional, of a product
-        self.runner = Runner(self.table, self.attention, self.model, graph, plan.graphs, settle)
+        self.runner = Runner(self.table, self.attention, run, graph, plan.graphs, settle)
         self.sampler = Sampler(
             self.table, registry.get("kernels.sampling", plan.sampling)(self._want()), self.platform
         )

@@ -21,6 +21,7 @@ from .base import ERRORS, Ask, Choice, Rows, Seen
 
 WIDTHS = (8.0, 16.0, math.inf)  # nats below the likeliest: how far top_p looks before it sorts more
 
+LARGEST = torch.finfo(torch.float32).max  # what an edited logit grows to at most, upwards and downwards
 COLDEST = 1e-30  # float32 would make less a zero; any gap of two logits is vast at this one already
 
 
@@ -103,7 +104,7 @@ def _finite(row: Tensor) -> Tensor:
 
 
 def _edited(row: Tensor, numbers: Numbers, ask: Ask, rows: Rows, i: int) -> Tensor:
-    """A copy of the row with everything done to it that comes before temperature."""
+    """A copy of the row with everything done to it that comes before temperature. No edit makes a logit infinite."""
     if i in rows.allowed:
         allowed = torch.from_numpy(rows.allowed[i])
         row = torch.full_like(row, -math.inf).index_copy_(0, allowed, row[allowed])
@@ -112,19 +113,27 @@ def _edited(row: Tensor, numbers: Numbers, ask: Ask, rows: Rows, i: int) -> Tens
     if numbers.early:
         row[torch.from_numpy(ask.stops)] = -math.inf
     if ask.bias is not None:
-        ids, values = ask.bias
-        row.index_add_(0, torch.from_numpy(ids), torch.from_numpy(values))
+        ids, values = torch.from_numpy(ask.bias[0]), torch.from_numpy(ask.bias[1])
+        row[ids] = _bounded(row[ids] + values, row[ids])
     if not ask.penalties:
         return row
     tokens = rows.state.tokens[rows.slots[i], : numbers.position].long()
     if numbers.repetition != 1.0:
         seen = tokens.unique()
         old = row[seen]
-        row[seen] = torch.where(old > 0, old / numbers.repetition, old * numbers.repetition)
+        row[seen] = _bounded(
+            torch.where(old > 0, old / numbers.repetition, old * numbers.repetition), old
+        )
     if numbers.presence or numbers.frequency:
         output, counts = tokens[numbers.prompt :].unique(return_counts=True)
-        row[output] -= counts * numbers.frequency + numbers.presence
+        old = row[output]
+        row[output] = _bounded(old - (counts * numbers.frequency + numbers.presence), old)
     return row
+
+
+def _bounded(new: Tensor, old: Tensor) -> Tensor:
+    """Edited logits, finite: an infinite one has no chance that can be computed. What was never stays never."""
+    return torch.where(old == -math.inf, old, new.clamp_(-LARGEST, LARGEST))
 
 
 def _drawn(row: Tensor, ask: Numbers) -> Tensor:
