@@ -8,6 +8,8 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 
 from tests.kit.sampling import Ask, error_names, make_rows
 from trine.kernels.fused.base import Want
@@ -268,3 +270,52 @@ def test_logprobs_are_the_models_own(kernel: Chooser) -> None:
         assert np.allclose(chances[1:], own[order[:6]], atol=1e-5)
         assert abs(chances[0] - own[tokens[i]]) < 1e-5
         assert order[ids[0] - 1] == tokens[i]
+
+
+LARGEST = float(torch.finfo(torch.float32).max)
+EXTREME = [0.0, 1.0, -1.0, 1e-38, -1e-45, 80.0, -80.0, 1e30, -1e30, LARGEST, -LARGEST]
+NONE = [math.inf, -math.inf, math.nan]  # logits that count as never
+UNIT = st.sampled_from([0.0, 1e-300, 1e-9, 0.5, 0.999999, 1.0])
+PENALTY = st.sampled_from([-2.0, -1e-9, 0.0, 0.5, 2.0])
+EXTREME_ASKS = st.builds(
+    Ask,
+    temperature=st.sampled_from([0.0, 5e-324, 1e-30, 0.7, 100.0]),
+    top_p=UNIT.filter(bool),
+    min_p=UNIT,
+    repetition=st.sampled_from([0.01, 0.5, 1.0, 1.3, 100.0]),
+    presence=PENALTY,
+    frequency=PENALTY,
+    top_k=st.sampled_from([0, 1, 3, 2**31 - 1]),
+    seed=st.sampled_from([0, 1, -(2**63), 2**63 - 1]),
+    min_tokens=st.sampled_from([0, 9]),
+    prompt=st.just((0, 1, 1)),
+    output=st.sampled_from([(), (2,), (2, 2, 3, 4, 5, 6, 7)]),
+    stops=st.sampled_from([(), (0, 7), tuple(range(8))]),
+    bias=st.sampled_from([(), ((1, 100.0), (2, -100.0))]),
+    allowed=st.sampled_from([None, (0,), (2, 5), tuple(range(8))]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.lists(st.sampled_from(EXTREME + NONE), min_size=8, max_size=8), EXTREME_ASKS)
+@example([LARGEST] * 8, Ask(repetition=0.01, top_p=0.5, prompt=(1, 2)))
+@example([-LARGEST] * 8, Ask(repetition=100.0, top_p=0.5, prompt=tuple(range(8))))
+@example([LARGEST, *[1.0] * 7], Ask(temperature=0.0, repetition=0.01, prompt=(1, 2)))
+def test_whatever_logits_and_penalties_are_what_may_be_chosen_is_chosen(row: list[float], ask: Ask) -> None:
+    """An edit that leaves float32 is as large as float32 is: it neither fails, nor forbids, nor takes all others'
+    chances away."""
+    logits = torch.tensor([row])
+    choice = Reference().choose(logits, make_rows([ask]))
+    finite = {i for i, logit in enumerate(row) if math.isfinite(logit)}
+    able = finite & set(range(8) if ask.allowed is None else ask.allowed)
+    if ask.early:
+        able -= set(ask.stops)
+    error, token = error_names(choice)[0], choice.tokens.item()
+    assert (error is None) == bool(able), (error, able)
+    if not able:
+        return
+    assert token in able
+    z = np.clip(edited(np.array(row), ask), -LARGEST, LARGEST)
+    best = max(z[i] for i in able)
+    if ask.temperature < 1e-20 or ask.top_k == 1:
+        assert z[token] >= best - 1e-6 * abs(best) - 1e-25

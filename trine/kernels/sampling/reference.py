@@ -121,9 +121,7 @@ def _edited(row: Tensor, numbers: Numbers, ask: Ask, rows: Rows, i: int) -> Tens
     if numbers.repetition != 1.0:
         seen = tokens.unique()
         old = row[seen]
-        row[seen] = _bounded(
-            torch.where(old > 0, old / numbers.repetition, old * numbers.repetition), old
-        )
+        row[seen] = _bounded(torch.where(old > 0, old / numbers.repetition, old * numbers.repetition), old)
     if numbers.presence or numbers.frequency:
         output, counts = tokens[numbers.prompt :].unique(return_counts=True)
         old = row[output]
