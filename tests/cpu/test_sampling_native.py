@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 import torch
@@ -140,3 +141,44 @@ def test_what_is_asked_follows_the_table(kernel: Native) -> None:
         assert found[0, 1:].tolist() == ([7, 0] if rows.state.known[1] == 3 else [0, 7])
         rows.state.tokens[1:, 3] = 7
         rows.state.known[1:] += 1
+
+
+def test_extremes(kernel: Native) -> None:
+    """Logits and settings at the ends of their ranges, in any mix: edits stay finite, and nobody fails."""
+    rng, largest = random.Random(5), torch.finfo(torch.float32).max
+    values = [
+        0.0,
+        1.0,
+        -1.0,
+        1e-38,
+        -1e-45,
+        80.0,
+        -80.0,
+        1e30,
+        -1e30,
+        largest,
+        -largest,
+        math.inf,
+        -math.inf,
+        math.nan,
+    ]
+    for _ in range(40):
+        asks = [
+            Ask(
+                temperature=rng.choice([0.0, 5e-324, 1e-30, 0.7, 100.0]),
+                top_p=rng.choice([1.0, 1e-300, 1e-9, 0.5, 0.999999]),
+                min_p=rng.choice([0.0, 1e-300, 0.5, 1.0]),
+                repetition=rng.choice([0.01, 1.0, 1.3, 100.0]),
+                presence=rng.choice([-2.0, 0.0, 2.0]),
+                frequency=rng.choice([-2.0, 0.0, 0.5]),
+                top_k=rng.choice([0, 1, 3, 2**31 - 1]),
+                seed=rng.choice([0, 1, -(2**63), 2**63 - 1]),
+                min_tokens=rng.choice([0, 9]),
+                output=rng.choice([(), (2,), (2, 2, 3, 4, 5, 6, 7)]),
+                stops=rng.choice([(), (0, 7), tuple(range(8))]),
+                bias=rng.choice([(), ((1, 100.0), (2, -100.0))]),
+                allowed=rng.choice([None, None, (0,), (2, 5)]),
+            )
+            for _ in range(20)
+        ]
+        check(kernel, torch.tensor([[rng.choice(values) for _ in range(8)] for _ in asks]), asks)

@@ -19,6 +19,7 @@ constexpr float WIDTHS[] = {-2.0f, -4.0f, -6.0f, -9.0f, -13.0f, -20.0f, NEVER}; 
 constexpr float FAR = -87.0f;                       // nats: what is deeper has no chance
 constexpr float LUCK = 32.0f;                       // powers of two: 1 / (the smallest exponential) is below them
 constexpr float SLACK = 1e-3f;                      // powers of two, for roundings of a bound
+constexpr float LARGEST = 3.40282347e38f;           // what an edited logit grows to at most, upwards and downwards
 constexpr double COLDEST = 1e-30;
 
 struct Near {
@@ -301,6 +302,9 @@ int64_t race(const Row& row, float cut, const Noise& noise, int64_t best) {
   return best;
 }
 
+// An edited logit, finite; what has no chance gets none.
+inline float bounded(float now, float old) { return finite(old) ? std::max(-LARGEST, std::min(LARGEST, now)) : old; }
+
 // What tokens there are already cost or give. Products are made in double: rounded once, whoever compiles this.
 void penalize(float* x, int64_t n, const Wish& wish, const int32_t* tokens, int64_t known, int64_t prompt) {
   std::vector<int32_t>& counts = work.counts;
@@ -311,7 +315,7 @@ void penalize(float* x, int64_t n, const Wish& wish, const int32_t* tokens, int6
     for (int64_t i = 0; i < known; i++) {
       const int32_t id = tokens[i];
       if (!inside(id) || counts[id]++) continue;
-      x[id] = x[id] > 0 ? x[id] / by : float(double(x[id]) * by);
+      x[id] = bounded(x[id] > 0 ? x[id] / by : float(double(x[id]) * by), x[id]);
     }
     for (int64_t i = 0; i < known; i++)
       if (inside(tokens[i])) counts[tokens[i]] = 0;
@@ -322,7 +326,8 @@ void penalize(float* x, int64_t n, const Wish& wish, const int32_t* tokens, int6
   for (int64_t i = prompt; i < known; i++) {
     const int32_t id = tokens[i];
     if (!inside(id) || !counts[id]) continue;
-    x[id] -= float(double(float(counts[id])) * double(float(wish.frequency))) + float(wish.presence);
+    const float cost = float(double(float(counts[id])) * double(float(wish.frequency))) + float(wish.presence);
+    x[id] = bounded(x[id] - cost, x[id]);
     counts[id] = 0;
   }
 }
@@ -342,7 +347,7 @@ const float* edited(const float* x, int64_t n, const Wish& wish, Allowed allowed
     for (int64_t i = 0; i < wish.stop_count; i++)
       if (inside(wish.stops[i])) row[wish.stops[i]] = NEVER;
   for (int64_t i = 0; i < wish.bias_count; i++)
-    if (inside(wish.biased[i])) row[wish.biased[i]] += wish.bias[i];
+    if (const int64_t id = wish.biased[i]; inside(id)) row[id] = bounded(row[id] + wish.bias[i], row[id]);
   if (wish.penalties) penalize(row.data(), n, wish, tokens, record[KNOWN], record[PROMPT]);
   return row.data();
 }
