@@ -194,6 +194,67 @@ def test_the_priority_policy_starves_nobody_of_the_lowest_value() -> None:
     assert ends == ["r3", "r4", "r1", "r2", "r0", "r5"]
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("capacity", ["max-use", "no-evict"])
+def test_among_equals_no_policy_starves_anybody(policy: str, capacity: str) -> None:
+    """Whoever waits when a stream begins that never ends, and asks for what is cached, is served in it."""
+    kit = fake_kit(
+        policy=policy, capacity=capacity, slots=3, budget=64, max_len=120, page_size=4, groups=[Group(45)]
+    )
+    stem = prompt(60)
+    answer(kit, ask("before", [*stem, 0]))
+    waits = {f"stranger {i}" for i in range(8)}
+    for i, name in enumerate(sorted(waits)):
+        kit.engine.add(ask(name, prompt(70, seed=9 + i), max_tokens=30, ignore_eos=True))
+    for i in range(3000):
+        if len(kit.scheduler.waiting) < 12:
+            kit.engine.add(ask(f"r{i}", [*stem, i % 50], max_tokens=20, ignore_eos=True))
+        waits -= {o.id for o in kit.engine.step() if o.finished}
+        if not waits:
+            return
+    pytest.fail(f"{sorted(waits)} still wait")
+
+
+def test_by_priority_a_higher_value_waits_while_there_is_enough_of_a_lower_one_and_no_longer() -> None:
+    """All that it is promised: it is served once nobody lower wants the room, and what runs is not stopped."""
+    kit = fake_kit(policy="priority", slots=2, budget=64, max_len=120, page_size=4, groups=[Group(200)])
+
+    def come(name: str, priority: int, most: int = 4) -> None:
+        sampling = Sampling(max_tokens=most, ignore_eos=True)
+        kit.engine.add(Request(name, prompt(20, seed=len(name)), sampling, priority=priority))
+
+    come("runs", 9, 50)
+    kit.engine.step()
+    come("late", 5)
+    come("later", 5)
+    ends: list[str] = []
+    for i in range(300):  # one slot's worth of urgent ones
+        if len(kit.scheduler.waiting) < 4:
+            come(f"r{i}", -1)
+            come(f"r{i} too", -1)
+        ends += [o.id for o in kit.engine.step() if o.finished]
+    assert not {"late", "later"} & set(ends), "while the lower ones take all there is"
+    assert "runs" in ends and kit.engine.stats().preemptions == 0, "it had its slot, and memory was enough"
+    ends += [o.id for o in drain(kit) if o.finished]
+    assert ends[-2:] == ["late", "later"]
+
+
+def test_by_priority_nobody_waits_for_a_higher_value() -> None:
+    """With and without a stream of less urgent ones the same step answers, where a slot is free."""
+
+    def served(stream: bool) -> int:
+        kit = fake_kit(policy="priority", slots=2, budget=64, max_len=120, page_size=4, groups=[Group(200)])
+        for i in range(40 * stream):
+            kit.engine.add(Request(f"low {i}", prompt(20, seed=i), Sampling(max_tokens=3), priority=3))
+        kit.engine.add(Request("urgent", prompt(30, seed=99), Sampling(max_tokens=3), priority=1))
+        for step in range(200):
+            if any(o.id == "urgent" and o.finished for o in kit.engine.step()):
+                return step
+        raise AssertionError("never served")
+
+    assert served(True) == served(False)
+
+
 def test_a_prompt_goes_on_beside_rows_of_one_token_whatever_it_costs() -> None:
     kit = fake_kit(max_len=200, mix=Mix(1, 1.0, 2))
     for i in range(4):
