@@ -71,6 +71,19 @@ inline const float* block(const float* x, int64_t n, int64_t b, float* spare) {
   return spare;
 }
 
+// The largest number of each lane.
+template <int SIZE>
+inline f8 tallest(const float* p) {
+  f8 m0 = all(NEVER), m1 = m0, m2 = m0, m3 = m0;
+  for (int i = 0; i < SIZE; i += 32) {
+    m0 = above(load(p + i), m0);
+    m1 = above(load(p + i + 8), m1);
+    m2 = above(load(p + i + 16), m2);
+    m3 = above(load(p + i + 24), m3);
+  }
+  return above(above(m0, m1), above(m2, m3));
+}
+
 // The largest number of each block, and of all.
 template <int SIZE>
 float maxima(const float* x, int64_t n, std::vector<float>& tops) {
@@ -78,15 +91,7 @@ float maxima(const float* x, int64_t n, std::vector<float>& tops) {
   if (int64_t(tops.size()) < count) tops.resize(count);
   float top = NEVER, spare[SIZE];
   for (int64_t b = 0; b < count; b++) {
-    const float* p = block<SIZE>(x, n, b, spare);
-    f8 m0 = all(NEVER), m1 = m0, m2 = m0, m3 = m0;
-    for (int i = 0; i < SIZE; i += 32) {
-      m0 = above(load(p + i), m0);
-      m1 = above(load(p + i + 8), m1);
-      m2 = above(load(p + i + 16), m2);
-      m3 = above(load(p + i + 24), m3);
-    }
-    tops[b] = largest(above(above(m0, m1), above(m2, m3)));
+    tops[b] = largest(tallest<SIZE>(block<SIZE>(x, n, b, spare)));
     top = std::max(top, tops[b]);
   }
   return top;
@@ -172,15 +177,23 @@ struct Row {
   f8 deep(f8 v) const { return (v - top) / temperature; }
 };
 
-// The k-th largest of a row, k <= n.
+// The k-th largest of a row, k <= n. It is no less than the k-th largest of any parts' largest ones.
 float nth(const Row& row, int64_t k) {
   std::vector<float>& found = work.values;
   float bound = NEVER, spare[BLOCK];
+  auto select = [&] {
+    std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), std::greater<float>());
+    return found[k - 1];
+  };
+  found.clear();
   if (k <= row.count()) {
     found.assign(row.tops, row.tops + row.count());
-    std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), std::greater<float>());
-    bound = found[k - 1];
+  } else if (k <= 8 * row.count()) {
+    found.resize(8 * row.count());
+    for (int64_t b = 0; b < row.count(); b++)
+      store(&found[8 * b], tallest<BLOCK>(block<BLOCK>(row.x, row.n, b, spare)));
   }
+  if (!found.empty()) bound = select();
   found.clear();
   for (int64_t b = 0; b < row.count(); b++) {
     if (row.tops[b] < bound) continue;
@@ -188,8 +201,7 @@ float nth(const Row& row, int64_t k) {
     for (int i = 0; i < BLOCK; i++)
       if (!(p[i] < bound)) found.push_back(p[i] >= bound ? p[i] : NEVER);
   }
-  std::nth_element(found.begin(), found.begin() + (k - 1), found.end(), std::greater<float>());
-  return found[k - 1];
+  return select();
 }
 
 // The sum of the chances of all that is at least `cut` deep.
