@@ -316,8 +316,10 @@ def bench(given: argparse.Namespace) -> int:
     """Load a server; the table goes to the terminal, the result to a file if asked."""
     import asyncio
 
-    from .bench.serve import Load, run, save, table
+    from .bench.serve import Load, run, save, table, writable
 
+    if given.result:
+        writable(given.result, "result")
     load = Load(
         url=given.url,
         model=given.model,
@@ -336,7 +338,7 @@ def bench(given: argparse.Namespace) -> int:
         result = asyncio.run(run(load, update))
     say(table(result))
     if given.result:
-        save(result, given.result)
+        save(result, given.result, "result")
         say(f"written to {given.result}")
     return 0 if result["failed"] == 0 else 1
 
@@ -344,17 +346,19 @@ def bench(given: argparse.Namespace) -> int:
 def bench_offline(given: argparse.Namespace) -> int:
     """Measure the engine alone; a line for each result, all of it to a file if asked."""
     from .bench.offline import parse, run
-    from .bench.serve import save
+    from .bench.serve import save, writable
     from .engine.start import start
     from .loader.fetch import locate
 
     config = read(given)
     works = parse(given.workload)
+    if given.save:
+        writable(given.save, "save")
     with progress(f"fetching {config.model}") as update:
         path = locate(config.model, config.revision, update)
     result = run(config, path, works, start, repeat=given.repeat, tell=say)
     if given.save:
-        save(result, given.save)
+        save(result, given.save, "save")
         say(f"written to {given.save}")
     return 0
 

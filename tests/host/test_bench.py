@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import httpx
@@ -203,3 +204,45 @@ def test_a_workload_that_is_longer_than_the_context_is_refused_before_it_runs() 
     long = Work("", "all", lambda _: fixed(2, 500, 13, 5))
     with pytest.raises(ConfigError, match="513 tokens, and the context holds 512"):
         _offline({"long": long})
+
+
+@pytest.mark.parametrize(
+    "words", ["bench offline m --workload w1 --save", "bench serve --url http://127.0.0.1:1 --result"]
+)
+def test_a_result_that_cannot_be_written_is_said_before_the_work(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder, what lies in a file, a pipe that nobody reads, a name that no file may have."""
+    from trine import cli
+
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("it has begun to work")
+
+    monkeypatch.setattr("trine.loader.fetch.locate", work)
+    monkeypatch.setattr("trine.bench.serve.run", work)
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    for name in (".", "file/x.json", "pipe", "x" * 300):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*words.split(), str(tmp_path / name)])
+        said = capsys.readouterr().err
+        assert (
+            caught.value.code == 1
+            and said.startswith(f"trine: {words.split()[-1]} ")
+            and str(tmp_path) in said
+        )
+        assert "cannot be written" in said and said.count("\n") == 1
+
+
+def test_asking_whether_a_result_can_be_written_leaves_nothing_and_keeps_what_is_there(
+    tmp_path: Path,
+) -> None:
+    new, old = tmp_path / "a" / "new.json", tmp_path / "old.json"
+    old.write_text("what was measured before")
+    for path in (new, old):
+        bench.writable(path, "save")
+    assert not new.exists() and old.read_text() == "what was measured before"
+    bench.save({"x": 1}, new, "save")
+    assert json.loads(new.read_text()) == {"x": 1}
+    with pytest.raises(ConfigError, match="cannot be written: Is a directory"):
+        bench.save({"x": 1}, tmp_path, "save")

@@ -201,7 +201,29 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join([*lines, *(f"error: {error}" for error in result["errors"])])
 
 
-def save(result: dict[str, Any], path: Path) -> None:
+def writable(path: Path, option: str) -> None:
+    """ConfigError if the result could not be written there: said before minutes of work, not after."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = not os.path.lexists(path)
+        # Without O_NONBLOCK a named pipe that nobody reads would hold us up for ever.
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
+        if new:
+            path.unlink()
+    except (OSError, ValueError) as error:
+        raise _unwritable(path, option, error) from None
+
+
+def save(result: dict[str, Any], path: Path, option: str) -> None:
     """Write the result as JSON."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    try:
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, option, error) from None
+
+
+def _unwritable(path: Path, option: str, error: Exception) -> ConfigError:
+    why = getattr(error, "strerror", None) or error
+    return ConfigError(
+        f"--{option} {path}: cannot be written: {why}; give a file in a folder that can be written", option
+    )
