@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from .bench.datasets import DATASETS
+from .bench.workload import WORKS
 from .config import environment_keys
 from .errors import TrineError
 from .flags import PEERS, add_flags, read
@@ -118,7 +120,7 @@ def _bench(verbs: Any) -> None:
         "--dataset",
         "--dataset-name",
         default="unique",
-        choices=["unique", "random", "shared-prefix", "multi-turn", "jsonl"],
+        choices=DATASETS,
     )
     add("--dataset-path", type=Path, default=None, help="for jsonl: a conversation a line")
     add("--num-prompts", type=int, default=100, help="requests, in multi-turn turns (default: %(default)s)")
@@ -155,7 +157,7 @@ def _bench_offline(kinds: Any) -> None:
     made.set_defaults(run=bench_offline, parser=made)
     add_flags(made, groups=ENGINE_GROUPS)
     add = made.add_argument_group("workload").add_argument
-    add("--workload", required=True, metavar="NAME[,NAME]", help="w1, w2, w3, w3l, w4, w5, w7: docs/bench.md")
+    add("--workload", required=True, metavar="NAME[,NAME]", help=f"{', '.join(WORKS)}: docs/bench.md")
     add("--repeat", type=_positive, default=1, help="runs of each; the median counts (default: %(default)s)")
     add("--save", type=Path, default=None, metavar="FILE", help="write JSON here")
 

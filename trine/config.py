@@ -25,7 +25,7 @@ def option(
     """The annotation of one field: its help, other names of its flag, its group in `--help`, its bounds.
 
     `same`: other words for its values. `plugins`: its values are the names of a folder of plugins, and
-    "auto" where that is the default."""
+    "auto" where that is the default. The help then says {names}, {summaries} or {chips}, which are looked up."""
     extra = {"alias": alias, "group": group, "ge": ge, "le": le, "same": same or {}, "plugins": plugins}
     return Meta(description=help, extra=extra)
 
@@ -63,7 +63,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     platform: Annotated[
         str,
         option(
-            "the device to run on; auto: the first that is there; for `plan` also a GPU that is not: a100, h100, h200, b200, mi300x",
+            "the device to run on; auto: the first that is there; there are: {names}; for `plan` also a GPU that is not here: {chips}",
             "--device",
             plugins="platforms",
         ),
@@ -143,7 +143,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     policy: Annotated[
         str,
         option(
-            "who runs next: prefix: longest cached prefix first, with ageing; fcfs: first come, first served; priority: the lowest `priority` of the requests first",
+            "who runs next: {summaries}",
             "--schedule-policy",
             "--scheduling-policy",
             group="scheduling",
@@ -173,7 +173,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     attention: Annotated[
         str,
         option(
-            "attention backend; auto: the first that can",
+            "attention backend; auto: the first that can; there are: {names}",
             "--attention-backend",
             group="device",
             plugins="kernels.attention",

@@ -18,7 +18,7 @@ import msgspec
 from .chip import CHIPS
 from .config import Config
 from .errors import ConfigError
-from .registry import names
+from .registry import names, summaries
 
 FILE_BYTES = 1024 * 1024  # of a config file
 NAME_CHARS = 1024  # of a model's name or path
@@ -76,7 +76,7 @@ class Field:
     many: bool  # a tuple: the flag may be repeated
     choices: tuple[str, ...]
     default: Any
-    help: str
+    told: str  # its help, before names of plugins are filled in
     alias: tuple[str, ...]
     group: str
     ge: float | None
@@ -87,6 +87,17 @@ class Field:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def help(self) -> str:
+        """With the plugins that there are now; looked up only if asked for."""
+        if not self.plugins:
+            return self.told
+        told = summaries(self.plugins).items()
+        each = (f"{name} ({text[:1].lower()}{text[1:].rstrip('.')})" if text else name for name, text in told)
+        return self.told.format(
+            names=", ".join(names(self.plugins)), summaries=", ".join(each), chips=", ".join(CHIPS)
+        )
 
 
 def fields() -> Iterator[Field]:
@@ -107,7 +118,7 @@ def fields() -> Iterator[Field]:
             many=many,
             choices=choices,
             default=info.default,
-            help=meta.description or "",
+            told=meta.description or "",
             alias=meta.extra["alias"],
             group=meta.extra["group"],
             ge=meta.extra["ge"],

@@ -7,6 +7,7 @@ module table already is the cache.
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -38,6 +39,14 @@ def names(kind: str) -> list[str]:
     files = (m.name for m in iter_modules(folder) if m.name != "base")
     ours = (name for name in files if kind == "models" or "\nPLUGIN = " in _source(folder, name))
     return sorted({*ours, *(e.name for e in entry_points(group=f"trine.{kind}"))})
+
+
+def summaries(kind: str) -> dict[str, str]:
+    """What the plugins of a kind say of themselves in their first line, without importing any of them; of another
+    package's, nothing."""
+    folder = import_module(f"trine.{kind}").__path__
+    texts = {name: ast.get_docstring(ast.parse(_source(folder, name))) or "" for name in names(kind)}
+    return {name: text.partition("\n")[0] for name, text in texts.items()}
 
 
 def _source(folder: Iterable[str], name: str) -> str:

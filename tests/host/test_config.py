@@ -208,3 +208,26 @@ def test_a_file_that_is_no_plugin_is_not_offered() -> None:
 
     for kind in ("kernels.attention", "kernels.gemm", "scheduler.policies", "platforms", "quant"):
         assert names(kind) == sorted(find(kind)), kind
+
+
+def test_help_names_the_plugins_that_there_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """All of them, in the words of their files, and a new file without another change."""
+    from trine.bench.datasets import DATASETS
+    from trine.bench.workload import WORKS
+    from trine.chip import CHIPS
+    from trine.cli import parser
+    from trine.registry import names
+
+    for field in fields():
+        if field.plugins:
+            assert not [name for name in names(field.plugins) if name not in field.help], field.name
+            assert not [name for name in names(field.plugins) if name in field.told.split()], field.name
+    (tmp_path / "lottery.py").write_text('"""By lot.\\n\\nThe rest is not shown."""\n\nPLUGIN = object\n')
+    monkeypatch.setattr("trine.scheduler.policies.__path__", [str(tmp_path)])
+    assert make({"policy": "lottery"}).policy == "lottery"
+    verbs = parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+    assert "lottery (by lot)" in " ".join(verbs["serve"].format_help().split())
+    assert all(chip in verbs["plan"].format_help() for chip in CHIPS)
+    kinds = verbs["bench"]._subparsers._group_actions[0].choices
+    assert all(name in kinds["serve"].format_help() for name in DATASETS)
+    assert all(name in kinds["offline"].format_help() for name in WORKS)

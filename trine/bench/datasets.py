@@ -110,6 +110,10 @@ def multi_turn(
     ]
 
 
+MADE = {"unique": unique, "random": unique, "shared-prefix": shared_prefix, "multi-turn": multi_turn}
+DATASETS = (*MADE, "jsonl")
+
+
 def jsonl(path: Path, requests: int, output: int) -> list[list[Turn]]:
     """One conversation a line: {"prompt": text, "output": n} or {"messages": [{"role", "content"}]}.
 
@@ -152,17 +156,10 @@ def build(
 ) -> list[list[Turn]]:
     """The conversations of dataset `name`; ConfigError lists the names."""
     rng = random.Random(seed)
-    match name:
-        case "unique" | "random":
-            return unique(requests, input_words, output, rng)
-        case "shared-prefix":
-            return shared_prefix(requests, input_words, output, rng)
-        case "multi-turn":
-            return multi_turn(requests, input_words, output, rng)
-        case "jsonl" if path is not None:
-            return jsonl(path, requests, output)
-        case "jsonl":
-            raise ConfigError("--dataset jsonl needs --dataset-path FILE", "dataset_path")
-    raise ConfigError(
-        f"no dataset is called {name!r}; there are: unique, shared-prefix, multi-turn, jsonl", "dataset"
-    )
+    if name in MADE:
+        return MADE[name](requests, input_words, output, rng)
+    if name != "jsonl":
+        raise ConfigError(f"no dataset is called {name!r}; there are: {', '.join(DATASETS)}", "dataset")
+    if path is None:
+        raise ConfigError("--dataset jsonl needs --dataset-path FILE", "dataset_path")
+    return jsonl(path, requests, output)
