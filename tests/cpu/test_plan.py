@@ -108,6 +108,7 @@ def test_what_if(folder: Path) -> None:
     assert small < large
 
 
+@pytest.mark.parametrize("real", [True, False])
 @pytest.mark.parametrize(
     "options,field,hint",
     [
@@ -115,13 +116,18 @@ def test_what_if(folder: Path) -> None:
         ({"memory": "nonsense"}, "memory", "8GiB"),
         ({"max_model_len": 513}, "max_model_len", "512 positions"),
         ({"num_pages": 2**31}, "num_pages", "this machine has"),
+        (
+            {"memory": "17GiB"},
+            "memory",
+            "17 GiB is more than the 16 GiB that this machine has; give less, or .*h200",
+        ),
     ],
 )
 def test_what_makes_no_sense_names_the_field_and_the_fix(
-    folder: Path, options: dict[str, Any], field: str, hint: str
+    folder: Path, options: dict[str, Any], field: str, hint: str, real: bool
 ) -> None:
     with pytest.raises(ConfigError, match=hint) as caught:
-        planned(folder, **options)
+        planned(folder, real=real, **options)
     assert caught.value.field == field
 
 
@@ -230,7 +236,7 @@ def test_kv_takes_what_is_left_of_what_is_free(tmp_path: Path) -> None:
     assert on_gpu(tmp_path, memory="40GiB")[0].groups[0].pages < eight_bits
     with pytest.raises(ConfigError, match="no room for KV"):
         on_gpu(tmp_path, Gpu(free=16))
-    with pytest.raises(ConfigError, match="this machine has 30 GiB"):
+    with pytest.raises(ConfigError, match="60 GiB would be used, and the NVIDIA H200 has 30 GiB"):
         on_gpu(tmp_path, Gpu(free=30), memory="60GiB")
 
 
@@ -304,3 +310,42 @@ def test_what_ends_a_text_must_be_ids(tmp_path: Path, eos: object) -> None:
     config = make({"model": str(tmp_path), "load_format": "dummy"})
     with pytest.raises(ConfigError, match="eos_token_id"):
         resolve(config, tmp_path, Gpu())
+
+
+@pytest.mark.parametrize(
+    "options,hint",
+    [
+        ({"memory": "200GiB"}, "memory: 200 GiB is more than the 140 GiB that the NVIDIA H200 has"),
+        ({"num_pages": 2**20}, "num_pages: .* would be used, and the NVIDIA H200 has 140 GiB"),
+    ],
+)
+def test_a_gpu_that_is_not_here_has_so_much_memory_and_no_more(
+    tmp_path: Path, options: dict[str, Any], hint: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    values = {"model": str(tmp_path), "load_format": "dummy", "platform": "h200"}
+    with pytest.raises(ConfigError, match=hint) as caught:
+        resolve(make(values | options), tmp_path, real=False)
+    assert caught.value.field in options
+    resolve(make(values | {"memory": "139GiB"}), tmp_path, real=False)
+
+
+def test_what_is_only_asked_may_want_what_others_use_now(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    config = make({"model": str(tmp_path), "load_format": "dummy", "memory": "60GiB"})
+    resolve(config, tmp_path, Gpu(free=30), real=False)
+    with pytest.raises(ConfigError, match="this machine has 30 GiB"):
+        resolve(config, tmp_path, Gpu(free=30))
+
+
+def test_a_context_that_nobody_named_is_not_what_the_model_was_made_for(tmp_path: Path) -> None:
+    named = on_gpu(tmp_path)[1]["context"]
+    assert named == "131,072: what the model was made for"
+    unnamed = {"max_position_embeddings": None}
+    assert on_gpu(tmp_path, model=unnamed)[1]["context"] == (
+        "2,048: the default: config.json names no max_position_embeddings"
+    )
+    with pytest.raises(ConfigError, match="2048 positions that are taken where config") as caught:
+        on_gpu(tmp_path, model=unnamed, max_model_len=4096)
+    assert caught.value.field == "max_model_len" and "made for" not in str(caught.value)
+    assert on_gpu(tmp_path, model=unnamed, max_model_len=1024)[1]["context"] == "1,024: --max-model-len"

@@ -11,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from trine.amount import human, size
+from trine.chip import CHIPS
 from trine.config import Config
 from trine.errors import ConfigError
 
@@ -25,6 +26,9 @@ GPU_SHARE = 0.9  # of what is free
 # (85 MiB for 256 rows of an 8B), what the allocator rounds up.
 RESERVE = 2**30
 LEAST_PAGES = 2  # page 0 and one more
+UNNAMED = "config.json names no max_position_embeddings"
+HERE = "this machine"
+ELSEWHERE = f", or plan for a machine that has more (`trine plan --device {'|'.join(CHIPS)}`)"
 
 
 class Sizes(Struct, frozen=True):
@@ -36,7 +40,8 @@ class Sizes(Struct, frozen=True):
     sequences: int  # rows that fit
     budget: int  # tokens in a step
     available: int
-    machine: int  # all there is to be had
+    machine: int  # all there is to be had, or all there is in a plan alone
+    where: str  # whose memory that is
     default: str  # what the defaults are for
 
 
@@ -56,18 +61,21 @@ def sizes(
     kernels: Kernels,
     platform: Any,
     reasons: Reasons,
+    *,
+    real: bool = True,
 ) -> Sizes:
     """The bytes of a plan but for its pages."""
     gpu = platform.asynchronous
+    pretended = config.platform in CHIPS
+    where = f"the {platform.facts().chip}" if pretended else HERE
     weights = _weights(shapes, kernels.dtype, reasons)
     position = sum(2 * kind.kv_heads * kind.head_dim for kind in model.kv()) * BYTES[kernels.kv_dtype]
     work = _gpu_work(config, model, kernels) if gpu else _cpu_work(model)
     budget = config.max_num_batched_tokens or (GPU_BUDGET if gpu else BUDGET)
     asked = config.max_num_seqs or (GPU_SEQUENCES if gpu else SEQUENCES)
     each = work.row + work.slot
-    available = _available(
-        config, platform, weights + work.rest + budget * work.token + asked * each, reasons
-    )
+    fixed = weights + work.rest + budget * work.token + asked * each
+    available = _available(config, platform, fixed, where, reasons)
     if gpu and config.max_num_batched_tokens is None:
         while budget > LEAST_BUDGET and budget * work.token > (available - weights - work.rest) // 4:
             budget //= 2
@@ -78,8 +86,9 @@ def sizes(
     what = f"a step of {budget:,} tokens, logits of {sequences:,} rows{beside}"
     reasons.note("work space", human(total), what)
     free, machine = platform.memory()
+    machine = free if gpu and real else machine
     default = f"the default on a {'GPU' if gpu else 'CPU'}"
-    return Sizes(weights, position, total, sequences, budget, available, free if gpu else machine, default)
+    return Sizes(weights, position, total, sequences, budget, available, machine, where, default)
 
 
 def _weights(shapes: dict[str, tuple[int, ...]], dtype: str, reasons: Reasons) -> int:
@@ -112,12 +121,18 @@ def _gpu_work(config: Config, model: Any, kernels: Kernels) -> Work:
     return Work(token, row=model.vocab_size * 12, slot=slot, rest=RESERVE + turns)
 
 
-def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> int:
+def _available(config: Config, platform: Any, fixed: int, where: str, reasons: Reasons) -> int:
     """Bytes for weights, work and KV together."""
     free, total = platform.memory()
     if config.memory is not None:
         asked = size(config.memory, "memory")
-        why = f"--memory; this machine has {human(total)}, {human(free)} of it free"
+        if asked > total:
+            raise ConfigError(
+                f"memory: {human(asked)} is more than the {human(total)} that {where} has; give less"
+                f"{ELSEWHERE if where == HERE else ', or another --device'}",
+                "memory",
+            )
+        why = f"--memory; {where} has {human(total)}, {human(free)} of it free"
         reasons.note("memory", human(asked), why)
         return asked
     if config.gpu_memory_utilization is not None or platform.asynchronous:
@@ -132,8 +147,12 @@ def _available(config: Config, platform: Any, fixed: int, reasons: Reasons) -> i
     return share
 
 
-def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int, int, int]:
-    """Context, sequences and pages (page 0 counted) that fit; what shrank says so."""
+def fit(
+    config: Config, model: Any, sizes: Sizes, reasons: Reasons, *, named: bool = True
+) -> tuple[int, int, int]:
+    """Context, sequences and pages (page 0 counted) that fit; what shrank says so.
+
+    `named`: the checkpoint says how long its context is; else what is taken is the family's default."""
     page = sizes.position * page_size(config)
     room = sizes.available - sizes.weights - sizes.work
     pages = config.num_pages or max(0, room // page)
@@ -143,12 +162,7 @@ def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int
             f"give more (--memory {-(-(sizes.weights + sizes.work + page * -(-512 // page_size(config))) // 2**20)}MiB) or a smaller model",
             "memory",
         )
-    wanted = config.max_model_len or model.max_position_embeddings
-    if config.max_model_len and config.max_model_len > model.max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len: {config.max_model_len} is more than the {model.max_position_embeddings} positions the model was made for",
-            "max_model_len",
-        )
+    wanted = _length(config, model.max_position_embeddings, named)
     sequences = sizes.sequences
     most = -(-wanted // page_size(config)) * sequences + 1
     capped = config.num_pages is None and pages > most and "GPU" not in sizes.default
@@ -164,11 +178,27 @@ def fit(config: Config, model: Any, sizes: Sizes, reasons: Reasons) -> tuple[int
     )
     what = f"{fits:,} tokens of {human(sizes.position)}, {human((pages - 1) * page)}, pages of {page_size(config)}"
     reasons.note("kv", f"{pages - 1:,} pages", what + given)
-    made_for = "--max-model-len" if config.max_model_len else "what the model was made for"
+    made_for = "what the model was made for" if named else f"the default: {UNNAMED}"
+    made_for = "--max-model-len" if config.max_model_len else made_for
     shrunk = f"shrunk from {wanted:,}: no more KV fits" if length < wanted else made_for
     reasons.note("context", length, shrunk)
     _note_rows(config, sizes, rows := min(sequences, pages - 1), fits // length, reasons)
     return length, rows, pages
+
+
+def _length(config: Config, most: int, named: bool) -> int:
+    """Positions that are wanted, of the `most` that there can be."""
+    if config.max_model_len and config.max_model_len > most:
+        whose = (
+            "the model was made for"
+            if named
+            else f"that are taken where {UNNAMED}; write it there if it is more"
+        )
+        raise ConfigError(
+            f"max_model_len: {config.max_model_len} is more than the {most} positions {whose}",
+            "max_model_len",
+        )
+    return config.max_model_len or most
 
 
 def _note_rows(config: Config, sizes: Sizes, rows: int, full: int, reasons: Reasons) -> None:
@@ -184,7 +214,7 @@ def refuse_more_than_there_is(config: Config, sizes: Sizes, pages: int) -> None:
     if need > sizes.machine:
         field = "num_pages" if config.num_pages else "memory"
         raise ConfigError(
-            f"{field}: {human(need)} would be used, and this machine has {human(sizes.machine)}; give less",
+            f"{field}: {human(need)} would be used, and {sizes.where} has {human(sizes.machine)}; give less",
             field,
         )
 

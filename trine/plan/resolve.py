@@ -32,7 +32,8 @@ GPU_THREADS = 8  # of the host: loading a checkpoint is all they do
 def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = True) -> Plan:
     """The Plan of a Config for the model at `path` on this machine (or on `platform`).
 
-    `real`: what does not fit this machine is refused; else it is only asked what would be.
+    `real`: what does not fit in what is free is refused; else it is only asked what would be, and what is refused
+    is only what the machine, or the one that is pretended, never had.
 
     ConfigError names the field that makes no sense; Unsupported says who was asked."""
     from trine.loader.checkpoint import open as open_checkpoint
@@ -49,10 +50,10 @@ def resolve(config: Config, path: Path, platform: Any = None, *, real: bool = Tr
     config = replace(config, block_size=_page_size(config, platform, reasons))
     kernels = choose(config, checkpoint, model, platform, invariant, reasons)
     threads = _threads(config, platform, reasons)
-    sizes = memory.sizes(config, shapes, model, kernels, platform, reasons)
-    length, sequences, pages = memory.fit(config, model, sizes, reasons)
-    if real:
-        memory.refuse_more_than_there_is(config, sizes, pages)
+    sizes = memory.sizes(config, shapes, model, kernels, platform, reasons, real=real)
+    named = checkpoint.config.get("max_position_embeddings") is not None
+    length, sequences, pages = memory.fit(config, model, sizes, reasons, named=named)
+    memory.refuse_more_than_there_is(config, sizes, pages)
     windows, layer_groups = _groups(model.kv())
     return Plan(
         model=served,
