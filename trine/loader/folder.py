@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CheckpointError
-from . import shard
+from . import sense, shard
 from .files import PICKLES, read_json, refuse_code
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ class Folder:
                 refuse_code(read_json(side), side)
         if not isinstance(self.config.get("model_type"), str):
             raise CheckpointError(f"{config}: has no model_type, so its family is not known")
+        sense.check(self.config, config, dummy=dummy)
         self.tensors = {} if dummy else self._tensors()
         self.bytes = sum(entry.end - entry.begin for _, entry in self.tensors.values())
 

@@ -21,8 +21,18 @@ from trine.kernels.select import select
 from .record import Reasons
 
 ON_A_CPU = "the default on a CPU: int8 weights by output, activations by row in two 7-bit digits, exact sums"
-IN_BLOCKS = "4 or 8 bits in blocks of 32, as a GGUF file has them, else 8; activations in 8: native kernels ({})"
-BYTES = {"blocks": 1.0625, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1, "bfloat16": 2, "float16": 2, "float32": 4}
+IN_BLOCKS = (
+    "4 or 8 bits in blocks of 32, as a GGUF file has them, else 8; activations in 8: native kernels ({})"
+)
+BYTES = {
+    "blocks": 1.0625,
+    "int8": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "bfloat16": 2,
+    "float16": 2,
+    "float32": 4,
+}
 
 
 class Kernels(Struct, frozen=True):
@@ -72,7 +82,13 @@ def choose(
         fused=_select("fused", "kernels.fused", [offer], reasons, forced),
         table=_select("table", "kernels.table", [offer], reasons, "auto"),
         sampling=_select("sampling", "kernels.sampling", [offer], reasons, "auto"),
-        attention=_select("attention", "kernels.attention", layers, reasons, config.attention if forced == "auto" else forced),
+        attention=_select(
+            "attention",
+            "kernels.attention",
+            layers,
+            reasons,
+            config.attention if forced == "auto" else forced,
+        ),
     )
 
 

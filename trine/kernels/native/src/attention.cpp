@@ -3,6 +3,7 @@
 namespace TRINE_ISA {
 
 static const float NEVER = -1e30f;
+constexpr int MANY = 5;  // queries from which on keys and values are made float32 once for all of them
 
 void Plan::share(std::vector<Shared> given, int slots) {
   runs = std::move(given);
@@ -56,15 +57,15 @@ void Plan::make(const Step& step, int group, const Shape& asked, int threads) {
 
 // ---- arithmetic: the same for a query whatever its neighbours are ---------------------------------------
 
-// Scores of Q queries at 16 positions. keys: [dim, page] of one page and head, from those positions on.
+// Scores of Q queries at 16 positions. keys: [dim], `step` apart, each 16 positions.
 template <int Q, class T>
-static inline void scores(const float* const* q, const T* keys, int dim, int page, float scale, float* out) {
+static inline void scores(const float* const* q, const T* keys, int dim, int step, float scale, float* out) {
   f8 s[Q][2];
   for (int i = 0; i < Q; i++) s[i][0] = s[i][1] = all(0.0f);
-  for (int d = 0; d < dim; d++, keys += page) {
-    f8 a = load(keys), b = load(keys + 8);
+  for (int d = 0; d < dim; d++, keys += step) {
+    const f8 a = load(keys), b = load(keys + 8);
     for (int i = 0; i < Q; i++) {
-      f8 x = all(q[i][d]);
+      const f8 x = all(q[i][d]);
       s[i][0] = a * x + s[i][0];
       s[i][1] = b * x + s[i][1];
     }
@@ -75,29 +76,47 @@ static inline void scores(const float* const* q, const T* keys, int dim, int pag
   }
 }
 
+template <class T>
+static inline void scores_of(int n, const float* const* q, const T* keys, int dim, int step, float scale, float* out) {
+  for (; n >= 5; n -= 5, q += 5, out += 5 * RUN) scores<5>(q, keys, dim, step, scale, out);
+  switch (n) {
+    case 4: return scores<4>(q, keys, dim, step, scale, out);
+    case 3: return scores<3>(q, keys, dim, step, scale, out);
+    case 2: return scores<2>(q, keys, dim, step, scale, out);
+    case 1: return scores<1>(q, keys, dim, step, scale, out);
+  }
+}
+
 // Adds W * 8 numbers of the values at `count` positions, weighted, to Q sums.
 template <int Q, int W, class T>
-static inline void mix(const float* w, const T* values, int dim, int count, float* acc, size_t stride) {
+static inline void mix(const float* w, const T* values, int dim, int count, float* acc) {
   f8 a[Q][W];
   for (int i = 0; i < Q; i++)
-    for (int c = 0; c < W; c++) a[i][c] = load(acc + i * stride + 8 * c);
+    for (int c = 0; c < W; c++) a[i][c] = load(acc + i * dim + 8 * c);
   for (int t = 0; t < count; t++, values += dim) {
     f8 v[W];
     for (int c = 0; c < W; c++) v[c] = load(values + 8 * c);
     for (int i = 0; i < Q; i++) {
-      f8 x = all(w[i * RUN + t]);
+      const f8 x = all(w[i * RUN + t]);
       for (int c = 0; c < W; c++) a[i][c] = v[c] * x + a[i][c];
     }
   }
   for (int i = 0; i < Q; i++)
-    for (int c = 0; c < W; c++) store(acc + i * stride + 8 * c, a[i][c]);
+    for (int c = 0; c < W; c++) store(acc + i * dim + 8 * c, a[i][c]);
 }
 
 template <int Q, class T>
-static inline void mix_all(const float* w, const T* values, int dim, int count, float* acc, size_t stride) {
+static inline void mix_all(const float* w, const T* values, int dim, int count, float* acc) {
   int d = 0;
-  for (; d + 32 <= dim; d += 32) mix<Q, 4>(w, values + d, dim, count, acc + d, stride);
-  for (; d < dim; d += 8) mix<Q, 1>(w, values + d, dim, count, acc + d, stride);
+  for (; d + 32 <= dim; d += 32) mix<Q, 4>(w, values + d, dim, count, acc + d);
+  for (; d < dim; d += 8) mix<Q, 1>(w, values + d, dim, count, acc + d);
+}
+
+template <class T>
+static inline void mix_of(int n, const float* w, const T* values, int dim, int count, float* acc) {
+  for (; n >= 3; n -= 3, w += 3 * RUN, acc += 3 * dim) mix_all<3>(w, values, dim, count, acc);
+  if (n == 2) mix_all<2>(w, values, dim, count, acc);
+  if (n == 1) mix_all<1>(w, values, dim, count, acc);
 }
 
 struct Work {  // n queries over one run of positions
@@ -105,6 +124,7 @@ struct Work {  // n queries over one run of positions
   const int64_t *low, *edge;  // each sees low..edge
   int n;
   float *score, *acc, *high, *weight;  // [n, RUN], [n, dim], [n], [n]
+  float* block;                        // 16 positions of keys or values
 };
 
 // Results of the run that begins at `first`: unnormalized, with their maximum and sum.
@@ -119,14 +139,21 @@ static void attend(const Work& w, const Shape& s, const Layer<T>& layer, const i
   for (int at = from; at < to; at += 16) {
     const int64_t p = first + at;
     const T* keys = layer.keys + size_t(pages[p / s.page]) * page_size + inside + p % s.page;
-    int i = 0;
-    for (; i + 4 <= w.n; i += 4) scores<4>(w.q + i, keys, s.dim, s.page, s.scale, w.score + i * RUN + at);
-    for (; i < w.n; i++) scores<1>(w.q + i, keys, s.dim, s.page, s.scale, w.score + i * RUN + at);
+    if (w.n > MANY) {
+      for (int d = 0; d < s.dim; d++) {
+        store(w.block + 16 * d, load(keys + size_t(d) * s.page));
+        store(w.block + 16 * d + 8, load(keys + size_t(d) * s.page + 8));
+      }
+      scores_of(w.n, w.q, w.block, s.dim, 16, s.scale, w.score + at);
+    } else {
+      scores_of(w.n, w.q, keys, s.dim, s.page, s.scale, w.score + at);
+    }
   }
   for (int i = 0; i < w.n; i++) {
     float* x = w.score + i * RUN;
-    for (int at = from; at < to; at++)
-      if (first + at >= w.edge[i] || first + at < w.low[i]) x[at] = -INFINITY;
+    const int seen = int(std::clamp<int64_t>(w.edge[i] - first, from, to));
+    for (int at = from; at < std::min<int64_t>(to, w.low[i] - first); at++) x[at] = -INFINITY;
+    for (int at = seen; at < to; at++) x[at] = -INFINITY;
     f8 top = all(NEVER), total = all(0.0f);
     for (int at = from; at < to; at += 8) top = larger(load(x + at), top);
     const float high = most(top);
@@ -138,15 +165,16 @@ static void attend(const Work& w, const Shape& s, const Layer<T>& layer, const i
     w.high[i] = high, w.weight[i] = sum(total);
     std::memset(w.acc + size_t(i) * s.dim, 0, sizeof(float) * s.dim);
   }
-  for (int at = from; at < to;) {
+  for (int at = from; at < to; at += 16) {
     const int64_t p = first + at;
-    const int count = int(std::min<int64_t>(s.page - p % s.page, end - p));
-    if (count <= 0) break;
+    const int count = int(std::min<int64_t>(16, end - p));
     const T* values = layer.values + size_t(pages[p / s.page]) * page_size + inside + size_t(p % s.page) * s.dim;
-    int i = 0;
-    for (; i + 2 <= w.n; i += 2) mix_all<2>(w.score + i * RUN + at, values, s.dim, count, w.acc + size_t(i) * s.dim, s.dim);
-    for (; i < w.n; i++) mix_all<1>(w.score + i * RUN + at, values, s.dim, count, w.acc + size_t(i) * s.dim, s.dim);
-    at += count;
+    if (w.n > MANY) {
+      for (int i = 0; i < count * s.dim; i += 8) store(w.block + i, load(values + i));
+      mix_of(w.n, w.score + at, w.block, s.dim, count, w.acc);
+    } else {
+      mix_of(w.n, w.score + at, values, s.dim, count, w.acc);
+    }
   }
 }
 
@@ -173,7 +201,7 @@ void Plan::shared_part(int part, const Layer<T>& layer, const float* q, size_t s
       low[n] = c.first, edge[n] = c.first + RUN;
     }
   float *acc = scratch + size_t(n) * RUN, *high = acc + size_t(n) * shape.dim, *weight = high + n;
-  attend(Work{queries, low, edge, n, scratch, acc, high, weight}, shape, layer, pages + int64_t(c.slot) * width, head, c.first);
+  attend(Work{queries, low, edge, n, scratch, acc, high, weight, weight + n}, shape, layer, pages + int64_t(c.slot) * width, head, c.first);
   for (int i = 0; i < n; i++) {
     const int token = members[c.at + i / each];
     const Row& row = rows[owner[token]];
@@ -207,7 +235,7 @@ void Plan::own_part(int part, const Layer<T>& layer, const float* q, size_t stri
       const float* kept = line(row.parts + size_t(o.token + i / each) * (row.own / RUN) + run, first_head + i % each);
       fold(highs[i], weights[i], sums + size_t(i) * dim, kept[0], kept[1], kept + 2, dim);
     }
-  const Work work{queries, low, edge, n, scratch, acc, high, weight};
+  const Work work{queries, low, edge, n, scratch, acc, high, weight, weights + n};
   for (int64_t first = low[0] / RUN * RUN; first < edge[n - 1]; first += RUN) {
     attend(work, shape, layer, pages + int64_t(row.slot) * width, head, first);
     for (int i = 0; i < n; i++) fold(highs[i], weights[i], sums + size_t(i) * dim, high[i], weight[i], acc + size_t(i) * dim, dim);

@@ -54,7 +54,7 @@ class Plan {
   template <class T>
   void own_part(int part, const Layer<T>& layer, const float* q, size_t stride, float* out, float* scratch);
 
-  static size_t scratch(const Shape& shape) { return size_t(2 * TILE) * (RUN + 2 * shape.dim + 4) + 64; }
+  static size_t scratch(const Shape& shape) { return size_t(2 * TILE) * (RUN + 2 * shape.dim + 4) + 16 * shape.dim + 64; }
 
  private:
   struct Row {

@@ -1,5 +1,5 @@
-// Threads that work on one thing together: a call runs on all of them, they meet at barriers, and parts are handed
-// out as they are asked for. Between calls they look for work for a moment, then sleep.
+// Threads that work on one thing together. Between calls they look for work for a moment, then sleep. A call does not
+// wait for threads that have not begun with it: whoever calls can do everything alone, and they help as they come.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -10,82 +10,84 @@
 
 namespace TRINE_ISA {
 
-static inline void relax() {
+// The i-th look at something that is not there yet.
+static inline void wait(int i) {
+  if (i < 2000) {  // some tens of microseconds; then another process may have the core
 #if defined(__x86_64__)
-  __builtin_ia32_pause();
+    __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+    asm volatile("yield");
 #endif
+  } else {
+    std::this_thread::yield();
+  }
 }
 
 class Pool {
  public:
-  explicit Pool(int count) : count(count < 1 ? 1 : count) {
-    for (int i = 1; i < this->count; i++) threads.emplace_back([this, i] { serve(i); });
+  explicit Pool(int threads) : count(threads < 1 ? 1 : threads) {
+    for (int i = 1; i < count; i++) helpers.emplace_back([this, i] { serve(i); });
   }
 
   ~Pool() {
-    work(nullptr);
-    for (auto& thread : threads) thread.join();
+    {
+      std::lock_guard<std::mutex> lock(mutex);
+      ended = true;
+    }
+    woken.notify_all();
+    for (auto& helper : helpers) helper.join();
   }
 
-  // Runs `call(thread)` on all of them, the caller being thread 0, and returns when all have ended.
+  // Runs `call(thread)` on the caller, as thread 0, and on whoever comes before that has ended.
   void run(const std::function<void(int)>& call) {
     if (count == 1) return call(0);
-    work(&call);
-    call(0);
-    barrier();
-  }
-
-  // Until all are here. Only inside of a call.
-  void barrier() {
-    if (count == 1) return;
-    uint32_t now = phase.load(std::memory_order_relaxed);
-    if (arrived.fetch_add(1, std::memory_order_acq_rel) == count - 1) {
-      arrived.store(0, std::memory_order_relaxed);
-      phase.store(now + 1, std::memory_order_release);
-      return;
+    current = &call;
+    open.fetch_add(1);  // odd: there is something
+    if (asleep.load() > 0) {
+      std::lock_guard<std::mutex> lock(mutex);
+      woken.notify_all();
     }
-    for (int i = 0; phase.load(std::memory_order_acquire) == now; i++) i < PATIENCE ? relax() : std::this_thread::yield();
+    call(0);
+    open.fetch_add(1);
+    for (int i = 0; inside.load() > 0; i++) wait(i);
   }
 
   const int count;
 
  private:
-  static constexpr int PATIENCE = 4000;  // looks, some tens of microseconds, before another process gets the core
-
-  void work(const std::function<void(int)>* call) {
-    {
-      std::lock_guard<std::mutex> lock(mutex);
-      current = call;
-      order.fetch_add(1, std::memory_order_release);
-    }
-    if (asleep.load(std::memory_order_acquire)) woken.notify_all();
-  }
-
   void serve(int index) {
-    uint32_t seen = 0;
+    unsigned seen = 0;
     while (true) {
-      for (int i = 0; order.load(std::memory_order_acquire) == seen && i < PATIENCE; i++) relax();
-      if (order.load(std::memory_order_acquire) == seen) {
+      for (int i = 0; fresh(seen) == 0 && i < 4000; i++) wait(i / 2);
+      unsigned now = fresh(seen);
+      if (!now) {
         std::unique_lock<std::mutex> lock(mutex);
         asleep.fetch_add(1);
-        woken.wait(lock, [&] { return order.load(std::memory_order_acquire) != seen; });
+        woken.wait(lock, [&] { return ended || fresh(seen); });
         asleep.fetch_sub(1);
+        if (ended) return;
+        continue;
       }
-      seen++;
-      if (!current) return;
-      (*current)(index);
-      barrier();
+      inside.fetch_add(1);
+      if (open.load() == now) (*current)(index);
+      inside.fetch_sub(1);
+      seen = now;
     }
   }
 
-  std::vector<std::thread> threads;
+  // The call that is on and was not seen; 0 if there is none.
+  unsigned fresh(unsigned seen) const {
+    const unsigned now = open.load();
+    return now % 2 && now != seen ? now : 0;
+  }
+
+  std::vector<std::thread> helpers;
   std::mutex mutex;
   std::condition_variable woken;
   const std::function<void(int)>* current = nullptr;
-  std::atomic<uint32_t> order{0}, phase{0};
-  std::atomic<int> arrived{0}, asleep{0};
+  std::atomic<unsigned> open{0};
+  std::atomic<int> inside{0}, asleep{0};
+  bool ended = false;
 };
 
 }  // namespace TRINE_ISA

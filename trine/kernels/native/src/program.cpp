@@ -1,8 +1,8 @@
 // A model as a list of operations over buffers, run in one call on all threads of a pool.
 //
 // Buffers hold a line for each token, or for each token whose logits are wanted. Whatever follows a norm or a gate is a
-// product, so these leave their result in 8 bits too. Parts of an operation are handed out as threads ask for them,
-// and all meet before the next one begins.
+// product, so these leave their result in 8 bits too. Parts of an operation are handed out as threads ask for them. The
+// next one begins when all parts are done, not when all threads are there: one that has lost its core holds up nobody.
 #include <memory>
 
 #include "attention.h"
@@ -50,7 +50,7 @@ class Program {
  public:
   Program(Pool* pool, const Op* ops, int count, const Buffer* buffers, int lines, const Group* groups, int group_count, int kv_bits)
       : pool(pool), ops(ops, ops + count), widths(buffers, buffers + lines), groups(groups, groups + group_count), kv_bits(kv_bits),
-        room(lines), plans(group_count), next(new std::atomic<int>[2 * count]), scratch(pool->count) {
+        room(lines), plans(group_count), phases(new Phase[2 * count]), scratch(pool->count) {
     size_t most = 0;
     for (auto& g : this->groups) most = std::max(most, Plan::scratch(shape(g)));
     for (auto& s : scratch) s.resize(most);
@@ -62,12 +62,9 @@ class Program {
     step = &given;
     grow(std::max(step->tokens, step->wanted));
     for (size_t g = 0; g < groups.size(); g++) plans[g].make(*step, int(g), shape(groups[g]), pool->count);
-    for (size_t i = 0; i < 2 * ops.size(); i++) next[i].store(0, std::memory_order_relaxed);
+    for (size_t i = 0; i < 2 * ops.size(); i++) phases[i].next.store(0, std::memory_order_relaxed), phases[i].done.store(0, std::memory_order_relaxed);
     pool->run([this](int thread) {
-      for (size_t i = 0; i < ops.size(); i++) {
-        work(ops[i], &next[2 * i], thread);
-        if (i + 1 < ops.size()) pool->barrier();
-      }
+      for (size_t i = 0; i < ops.size(); i++) work(ops[i], &phases[2 * i], thread);
     });
   }
 
@@ -94,24 +91,39 @@ class Program {
     quantize(b.numbers.data() + first, int(width), b.bytes.data() + first, b.scale.data() + first / GROUP, b.sum.data() + first / GROUP);
   }
 
-  // Lines, a few at a time.
+  struct alignas(64) Phase {
+    std::atomic<int> next{0}, done{0};  // parts that were handed out, and that are done
+  };
+
+  // `count` parts, of which this thread does what it gets; all are done when it returns.
   template <class F>
-  void each(int rows, std::atomic<int>* next, F call) {
-    const int size = std::max(1, rows / (8 * pool->count));
-    for (int first; (first = next->fetch_add(size, std::memory_order_relaxed)) < rows;)
-      for (int row = first; row < std::min(rows, first + size); row++) call(row);
+  static void parts(int count, Phase& phase, F call) {
+    for (int part; (part = phase.next.fetch_add(1, std::memory_order_relaxed)) < count;) {
+      call(part);
+      phase.done.fetch_add(1, std::memory_order_acq_rel);
+    }
+    for (int i = 0; phase.done.load(std::memory_order_acquire) < count; i++) wait(i);
   }
 
-  void work(const Op& op, std::atomic<int>* next, int thread) {
+  // Lines, a few at a time.
+  template <class F>
+  void each(int rows, Phase& phase, F call) {
+    const int size = std::max(1, rows / (8 * pool->count));
+    parts((rows + size - 1) / size, phase, [&](int part) {
+      for (int row = part * size; row < std::min(rows, (part + 1) * size); row++) call(row);
+    });
+  }
+
+  void work(const Op& op, Phase* phases, int thread) {
     const int rows = lines(op);
     switch (op.kind) {
-      case EMBED: return each(rows, next, [&](int row) { embed(op, row); });
-      case NORM: return each(rows, next, [&](int row) { norm(op, row); });
-      case LINEAR: return linear(op, next);
-      case PLACE: return each(rows, next, [&](int row) { kv_bits == 16 ? place<bf16>(op, row) : place<float>(op, row); });
-      case ATTEND: return kv_bits == 16 ? attend<bf16>(op, next, thread) : attend<float>(op, next, thread);
-      case GATED: return each(rows, next, [&](int row) { gated(op, row); });
-      case TAKE: return each(step->wanted, next, [&](int row) {
+      case EMBED: return each(rows, *phases, [&](int row) { embed(op, row); });
+      case NORM: return each(rows, *phases, [&](int row) { norm(op, row); });
+      case LINEAR: return linear(op, phases);
+      case PLACE: return each(rows, *phases, [&](int row) { kv_bits == 16 ? place<bf16>(op, row) : place<float>(op, row); });
+      case ATTEND: return kv_bits == 16 ? attend<bf16>(op, phases, thread) : attend<float>(op, phases, thread);
+      case GATED: return each(rows, *phases, [&](int row) { gated(op, row); });
+      case TAKE: return each(step->wanted, *phases, [&](int row) {
         std::memcpy(at(op.out, row), at(op.in, int(step->picked ? step->picked[row] : row)), sizeof(float) * op.a);
       });
     }
@@ -152,13 +164,10 @@ class Program {
     if (op.flags & QUANTIZE) to_bytes(op.out, row);
   }
 
-  void linear(const Op& op, std::atomic<int>* next) {  // p: Weights; p2: bias
+  void linear(const Op& op, Phase* phases) {  // p: Weights; p2: bias
     const Weights& w = *static_cast<const Weights*>(op.p);
     const int rows = lines(op);
-    if (!(op.flags & QUANTIZED)) {
-      each(rows, next, [&](int row) { to_bytes(op.in, row); });
-      pool->barrier();
-    }
+    if (!(op.flags & QUANTIZED)) each(rows, phases[0], [&](int row) { to_bytes(op.in, row); });
     const Line& b = room[op.in];
     const Rows x{b.bytes.data(), b.scale.data(), b.sum.data()};
     float* y = op.out == LOGITS ? step->logits : at(op.out, 0);
@@ -166,10 +175,10 @@ class Program {
     const int blocks = (rows + BLOCK - 1) / BLOCK;
     const int share = std::max(LANES, w.outs / (8 * pool->count) / LANES * LANES), chunk = std::min(share, 512);
     const int columns = (w.outs + chunk - 1) / chunk;
-    for (int part; (part = next[1].fetch_add(1, std::memory_order_relaxed)) < blocks * columns;) {
+    parts(blocks * columns, phases[1], [&](int part) {
       const int first = part % blocks * BLOCK, from = part / blocks * chunk;
       product(w, x, first, std::min(rows, first + BLOCK), from, std::min(w.outs, from + chunk), y, stride, static_cast<const float*>(op.p2));
-    }
+    });
   }
 
   template <class T>
@@ -206,18 +215,14 @@ class Program {
   }
 
   template <class T>
-  void attend(const Op& op, std::atomic<int>* next, int thread) {  // p, p2: keys, values
+  void attend(const Op& op, Phase* phases, int thread) {  // p, p2: keys, values
     Plan& plan = plans[op.d];
     const Layer<T> layer{static_cast<T*>(const_cast<void*>(op.p)), static_cast<T*>(const_cast<void*>(op.p2))};
     const float* q = at(op.in, 0);
     const size_t stride = widths[op.in].width;
-    if (const int parts = plan.shared_parts()) {
-      for (int part; (part = next[0].fetch_add(1, std::memory_order_relaxed)) < parts;) plan.shared_part(part, layer, q, stride, scratch[thread].data());
-      pool->barrier();
-    }
-    const int parts = plan.own_parts();
-    for (int part; (part = next[1].fetch_add(1, std::memory_order_relaxed)) < parts;)
-      plan.own_part(part, layer, q, stride, at(op.out, 0), scratch[thread].data());
+    float* mine = scratch[thread].data();
+    parts(plan.shared_parts(), phases[0], [&](int part) { plan.shared_part(part, layer, q, stride, mine); });
+    parts(plan.own_parts(), phases[1], [&](int part) { plan.own_part(part, layer, q, stride, at(op.out, 0), mine); });
   }
 
   void gated(const Op& op, int row) {  // a: size; b: 0 silu, 1 gelu with tanh
@@ -237,7 +242,7 @@ class Program {
   int kv_bits;
   std::vector<Line> room;
   std::vector<Plan> plans;
-  std::unique_ptr<std::atomic<int>[]> next;  // of each operation: parts that were handed out, in two phases
+  std::unique_ptr<Phase[]> phases;  // of each operation two
   std::vector<std::vector<float>> scratch;   // by thread
   const Step* step = nullptr;
   int capacity = 0;

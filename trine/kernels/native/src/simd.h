@@ -20,9 +20,7 @@ typedef uint16_t h8 __attribute__((vector_size(16), aligned(2), may_alias));
 static inline f8 load(const float* p) { return *reinterpret_cast<const f8*>(p); }
 static inline void store(float* p, f8 v) { *reinterpret_cast<f8*>(p) = v; }
 static inline f8 all(float v) { return f8{v, v, v, v, v, v, v, v}; }
-static inline f8 pick(i8 mask, f8 yes, f8 no) {
-  return reinterpret_cast<f8>((mask & reinterpret_cast<i8>(yes)) | (~mask & reinterpret_cast<i8>(no)));
-}
+static inline f8 pick(i8 mask, f8 yes, f8 no) { return mask ? yes : no; }
 static inline f8 larger(f8 a, f8 b) { return pick(a > b, a, b); }
 
 // Of a store in 16 bits: the upper half of a float32.
