@@ -263,6 +263,7 @@ REFUSED = [
     ("rope.freq_base", float("inf"), REAL),
     ("attention.layer_norm_rms_epsilon", 0.0, REAL),
     ("attention.layer_norm_rms_epsilon", "x", REAL),
+    ("attention.layer_norm_rms_epsilon", True, REAL),
     ("vocab_size", 0, WHOLE),
     ("vocab_size", 95, "says vocab_size 95, token_embd.weight has 96 rows"),
     ("expert_count", 8, "is a mixture of experts"),

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trine.errors import CheckpointError
+from trine.errors import CheckpointError, Unsupported
 from trine.loader import checkpoint, files, shard
 from trine.loader.checkpoint import eos_ids
 
@@ -272,3 +272,49 @@ def _message(call: Any) -> str:
     with pytest.raises(CheckpointError) as caught:
         call()
     return str(caught.value)
+
+
+@pytest.mark.parametrize("dummy", [False, True])
+@pytest.mark.parametrize(
+    "name,values,hint",
+    [
+        ("torch_dtype", [5, ["bfloat16"], {"text": "bfloat16"}, True], "bfloat16"),
+        ("dtype", [16, False, []], "bfloat16"),
+        ("rms_norm_eps", [0, 0.0, -1e-5, 1, 1e9, "1e-5", True, [1e-5]], "between 0 and 1"),
+        ("layer_norm_epsilon", [0], "between 0 and 1"),
+    ],
+)
+def test_a_configuration_that_makes_no_sense_names_the_field(
+    folder: Path, name: str, values: list[Any], hint: str, dummy: bool
+) -> None:
+    for value in values:
+        (folder / "config.json").write_text(json.dumps(CONFIG | {name: value}))
+        with pytest.raises(CheckpointError, match=rf"config\.json: {name} is .*{hint}") as caught:
+            checkpoint.open(folder, dummy=dummy)
+        assert repr(value)[:20] in str(caught.value)
+    for value in ("bfloat16", None) if "dtype" in name else (1e-6, 0.5, None):
+        (folder / "config.json").write_text(json.dumps(CONFIG | {name: value}))
+        checkpoint.open(folder, dummy=dummy)
+
+
+@pytest.mark.parametrize(
+    "dummy,hint", [(True, "remove quantization_config to measure"), (False, "16 or 32 bits")]
+)
+def test_quantized_checkpoints_are_refused_with_what_they_would_need(
+    folder: Path, dummy: bool, hint: str
+) -> None:
+    """With random weights too, which would be plain ones: what is measured would be another model."""
+    for value in (
+        {"quant_method": "fp8", "weight_block_size": [128, 128]},
+        {"quant_type": "fp8"},
+        {"bits": 4},
+    ):
+        (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": value}))
+        with pytest.raises(Unsupported, match=hint) as caught:
+            checkpoint.open(folder, dummy=dummy)
+        assert ("in fp8" in str(caught.value)) == ("bits" not in value)
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": "fp8"}))
+    with pytest.raises(CheckpointError, match="quantization_config is 'fp8'"):
+        checkpoint.open(folder, dummy=dummy)
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": None}))
+    checkpoint.open(folder, dummy=dummy)

@@ -284,7 +284,8 @@ class GGUF:
 
     def _positive(self, key: str, default: float | None = None) -> float:
         value = self.metadata.get(f"{self.family}.{key}", default)
-        if not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not math.isfinite(value) or value <= 0:
             raise self._bad(f"{self.family}.{key} is {str(value)[:40]}, it must be a positive number")
         return _shortest(value)
 

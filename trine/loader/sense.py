@@ -33,7 +33,8 @@ def _refuse_quantized(name: str, value: Any, path: Path, dummy: bool) -> None:
     """There are no products for such weights; plain ones in their place would be another model, and another speed."""
     if not isinstance(value, dict):
         raise _bad(path, name, value, "an object is wanted, or leave it out")
-    method = str(value.get("quant_method") or value.get("quant_type") or "a method that it does not name")[:40]
+    told = value.get("quant_method") or value.get("quant_type") or "a method that it does not name"
+    method = str(told)[:40]
     needs = f"which needs products for weights in {method}, and there are none"
     fix = (
         f"random weights would be plain ones, and their speed another; remove {name} to measure these"
