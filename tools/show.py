@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 from trine.bench.datasets import words  # noqa: E402
 from trine.bench.serve import commit, machine  # noqa: E402
 
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "Name the capital of France."}]
 TOPICS = ["rivers", "bread", "clocks", "maps", "glass", "bees", "tides", "chess", "music", "iron"]
 
 

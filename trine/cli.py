@@ -193,7 +193,7 @@ def _ready(ready: Any, address: str, config: Any) -> None:
     say("\nTry it:\n")
     say(f"  curl -N {address}/v1/chat/completions -H 'Content-Type: application/json'{key} \\")
     say(
-        f"""    -d '{{"model": "{ready.model}", "stream": true, "temperature": 0, "max_tokens": 64, "messages": [{{"role": "user", "content": "What is the capital of France?"}}]}}'"""
+        f"""    -d '{{"model": "{ready.model}", "stream": true, "temperature": 0, "max_tokens": 64, "messages": [{{"role": "user", "content": "Name the capital of France."}}]}}'"""
     )
     say("\nStop with Ctrl-C.")
 

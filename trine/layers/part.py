@@ -12,7 +12,9 @@ from torch import Tensor, nn
 class Part(nn.Module):
     """A layer with weights."""
 
-    takes_blocks = False  # whether it takes rows as a GGUF file has them (kernels.native.blocks), where it has any
+    takes_blocks = (
+        False  # whether it takes rows as a GGUF file has them (kernels.native.blocks), where it has any
+    )
 
     def wants(self) -> dict[str, tuple[int, ...]]:
         """Tensors by name, and their shapes."""

@@ -32,7 +32,9 @@ class Native:
         if want.page_size % PAGE:
             return f"is for pages of multiples of {PAGE} tokens, not {want.page_size}"
         if want.head_dim % 8 or want.heads * want.head_dim % 32:
-            return f"is for heads of multiples of 8 numbers, of 32 together, not {want.heads} of {want.head_dim}"
+            return (
+                f"is for heads of multiples of 8 numbers, of 32 together, not {want.heads} of {want.head_dim}"
+            )
         if want.heads // want.kv_heads > 64:
             return "is for at most 64 query heads for each KV head"
         if want.kv_dtype not in ("float32", "bfloat16"):
@@ -48,7 +50,9 @@ class Native:
         self.slots = limits.slots if limits else 257
         self.program: Any = None  # whoever records sets it
         scale = want.head_dim**-0.5 if want.scale is None else want.scale
-        self.shape = library.Group(want.heads, want.kv_heads, want.head_dim, want.page_size, want.window, scale)
+        self.shape = library.Group(
+            want.heads, want.kv_heads, want.head_dim, want.page_size, want.window, scale
+        )
 
     def share(self, shares: list[Share]) -> None:
         self.program.share(self.group, shares, self.slots)
@@ -62,5 +66,3 @@ class Native:
 
 
 PLUGIN = Native
-
-

@@ -47,9 +47,9 @@ def path(name: str, mark: str) -> Path:
 
 def build(names: list[str], say: bool = True) -> list[str]:
     """Compile for these instruction sets; which could not be, and why."""
-    compiler = next(filter(None, map(shutil.which, (os.environ.get("CXX", ""), *COMPILERS))), None)
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
     if compiler is None:
-        return [f"no C++ compiler was found (looked for {', '.join(COMPILERS)}, and CXX)"]
+        return [f"no C++ compiler was found (looked for {', '.join(COMPILERS)})"]
     MADE.mkdir(exist_ok=True)
     mark, failed = fingerprint(), []
     sources = sorted(str(path) for path in SOURCES.glob("*.cpp"))

@@ -38,7 +38,9 @@ class Buffer(Structure):
 
 
 class Group(Structure):
-    _fields_ = [(name, c_int32) for name in ("heads", "kv_heads", "dim", "page", "window")] + [("scale", c_float)]
+    _fields_ = [(name, c_int32) for name in ("heads", "kv_heads", "dim", "page", "window")] + [
+        ("scale", c_float)
+    ]
 
 
 class Step(Structure):
@@ -100,7 +102,9 @@ def _load() -> ctypes.CDLL | str:
                 found = getattr(library, function)
                 found.restype, found.argtypes = result, arguments
             return library
-    return "the native kernels are not compiled (python -m trine.kernels.native.build; it needs a C++ compiler)"
+    return (
+        "the native kernels are not compiled (python -m trine.kernels.native.build; it needs a C++ compiler)"
+    )
 
 
 def _words() -> set[str]:

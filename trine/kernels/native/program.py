@@ -56,7 +56,14 @@ class Program:
         members = np.array([slot for run in runs for slot in run[2]], np.int32)
         ends = np.cumsum([len(run[2]) for run in runs], dtype=np.int32)
         self.lib.trine_share(
-            self.handle, group, len(runs), first.ctypes.data, end.ctypes.data, ends.ctypes.data, members.ctypes.data, slots
+            self.handle,
+            group,
+            len(runs),
+            first.ctypes.data,
+            end.ctypes.data,
+            ends.ctypes.data,
+            members.ctypes.data,
+            slots,
         )
 
     def __del__(self) -> None:
@@ -85,5 +92,3 @@ def whole_runs(shares: list[Share], slots: int, page: int) -> list[tuple[int, in
             found.append((first, end, fit))
             taken |= dict.fromkeys(fit, end)
     return found
-
-

@@ -101,7 +101,11 @@ class Tape:
 
     def linear(self, x: Symbol, weight: Packed, wide: bool) -> Symbol:
         """wide: the logits."""
-        out = Symbol(self, weight.struct.used, x.wanted, LOGITS) if wide else self._new(weight.struct.used, x.wanted)
+        out = (
+            Symbol(self, weight.struct.used, x.wanted, LOGITS)
+            if wide
+            else self._new(weight.struct.used, x.wanted)
+        )
         flags = QUANTIZED if x.maker is not None else 0
         if x.maker is not None:
             x.maker.flags |= QUANTIZE
@@ -160,5 +164,3 @@ class Tape:
         assert tensor.stride(-1) == 1
         self.kept.append(tensor)
         return tensor.data_ptr()
-
-

@@ -179,13 +179,15 @@ void product(const Weights& w, const Rows& x, int first, int last, int from, int
 void quantize(const float* x, int size, int8_t* q, float* scale, float* sum) {
   const float round = 12582912.0f;  // 1.5 * 2^23
   for (int g = 0; g < size / GROUP; g++, x += GROUP, q += GROUP) {
-    f8 v[4], high = all(0.0f);
+    f8 v[4], high = all(0.0f), odd = all(0.0f);
     for (int i = 0; i < 4; i++) {
       v[i] = load(x + 8 * i);
       high = larger(larger(v[i], -v[i]), high);
+      odd += v[i] - v[i];  // 0, or no number
     }
-    float top = most(high), unit = top > 0 ? 127.0f / top : 0.0f;
-    if (!(unit < 1e38f)) unit = 0.0f;  // so small that it is nothing, or no number
+    const float top = most(high), wrong = sum(odd);
+    float unit = top > 0 ? 127.0f / top : 0.0f;
+    if (!(unit < 1e38f) || wrong != wrong) unit = 0.0f;  // so small that it is nothing
     i8 total{};
     for (int i = 0; i < 4; i++) {
       i8 n = __builtin_convertvector(v[i] * all(unit) + all(round) - all(round), i8);
@@ -194,7 +196,7 @@ void quantize(const float* x, int size, int8_t* q, float* scale, float* sum) {
     }
     int count = 0;
     for (int k = 0; k < 8; k++) count += total[k];
-    scale[g] = unit > 0 ? top / 127.0f : (top == top ? 0.0f : top);
+    scale[g] = unit > 0 ? top / 127.0f : wrong;
     sum[g] = scale[g] * float(count);
   }
 }
