@@ -1,17 +1,22 @@
 """Which backend serves a wish: ask each in order, keep every answer.
 
-A backend is asked by its own `cannot`, so there is no table of what supports what. It does not know what
-is asked for.
+A backend is asked by its own `cannot`, so there is no table of what supports what. One that cannot even be asked,
+as what it stands on is broken, declines with that. It does not know what is asked for.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from msgspec import Struct
 
 from trine.errors import Unsupported
 from trine.registry import find
+
+from .installed import said
+
+log = logging.getLogger(__name__)
 
 
 class Answer(Struct, frozen=True):
@@ -37,15 +42,14 @@ class Selection(Struct, frozen=True):
         ]
 
 
-def select(kind: str, want: Any, forced: str = "auto") -> Selection:
+def select(kind: str, want: Any, forced: str = "auto", granted: str | None = None) -> Selection:
     """Choose a backend of `kind` (such as "kernels.attention") for `want`, or for all of a list of wants.
 
-    A forced choice that cannot is Unsupported, with its reason; so is a wish that nobody serves."""
+    A forced choice that cannot is Unsupported, with its reason; so is a wish that nobody serves. `granted`: a reason
+    that does not count, as what it misses is taken to be there."""
     backends = sorted(find(kind).items(), key=lambda pair: (pair[1].order, pair[0]))
     wants = want if isinstance(want, list) else [want]
-    answers = [
-        Answer(name, next(filter(None, map(backend.cannot, wants)), None)) for name, backend in backends
-    ]
+    answers = [Answer(name, _cannot(name, backend, wants, granted)) for name, backend in backends]
     able = [answer.name for answer in answers if answer.cannot is None]
     if forced != "auto":
         asked = [answer for answer in answers if answer.name == forced]
@@ -59,6 +63,15 @@ def select(kind: str, want: Any, forced: str = "auto") -> Selection:
         said = "; ".join(f"{answer.name} cannot: {answer.cannot}" for answer in answers)
         raise Unsupported(f"nothing in {kind} can: {said}")
     return Selection(able[0], _why(answers, able), answers)
+
+
+def _cannot(name: str, backend: Any, wants: list[Any], granted: str | None) -> str | None:
+    """Its first reason against any of the wants."""
+    try:
+        return next((reason for reason in map(backend.cannot, wants) if reason and reason != granted), None)
+    except Exception as error:
+        log.debug("%s cannot be asked", name, exc_info=True)
+        return f"it cannot be asked: {said(error)}"
 
 
 def _why(answers: list[Answer], able: list[str]) -> str:

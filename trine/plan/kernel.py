@@ -15,6 +15,7 @@ from msgspec import Struct
 from trine.chip import CHIPS
 from trine.config import Config
 from trine.errors import Unsupported
+from trine.kernels.installed import missing
 from trine.kernels.native import library
 from trine.kernels.select import select
 
@@ -70,6 +71,7 @@ def choose(
         "capability": facts.capability,
         "cores": facts.cores,
         "pretended": config.platform in CHIPS,
+        "granted": _granted(config, facts, reasons),
     }
     kinds = dict.fromkeys((kind.kv_heads, kind.head_dim, kind.window) for kind in model.kv())
     layers = [offer | dict(zip(("kv_heads", "head_dim", "window"), kind, strict=True)) for kind in kinds]
@@ -133,9 +135,17 @@ def _kv_dtype(config: Config, dtype: str, activations: str, facts: Any, reasons:
     return reasons.note("kv dtype", kept, "like the arithmetic")
 
 
+def _granted(config: Config, facts: Any, reasons: Reasons) -> str | None:
+    """What is missing here and taken to be there, on a machine that is pretended: Trine installs it on each."""
+    if config.platform not in CHIPS or (lack := missing("triton")) is None:
+        return None
+    reasons.note("triton", "taken to be there", f"the plan is for the {facts.chip}; here {lack}")
+    return lack
+
+
 def _select(name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str) -> str:
     try:
-        chosen = select(kind, [want(kind, offer) for offer in offers], forced)
+        chosen = select(kind, [want(kind, offer) for offer in offers], forced, offers[0]["granted"])
     except Unsupported as error:
         if not offers[0]["pretended"]:
             raise

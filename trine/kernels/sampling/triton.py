@@ -7,12 +7,13 @@ nothing for them. All numbers are read on the device by slot.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from trine.kernels.installed import missing
 
 from .base import Ask, Choice, Rows, Seen
 
@@ -50,7 +51,7 @@ class Triton:
     def cannot(cls, want: Any) -> str | None:
         if want.device not in ("cuda", "rocm"):
             return f"is for GPUs, not {want.device}"
-        return None if find_spec("triton") else "triton is not installed"
+        return missing("triton")
 
     def __init__(self, want: Any = None) -> None:
         from trine.kernels.jit import edits, filters, quick, sampling

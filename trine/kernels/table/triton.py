@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from trine.kernels.installed import missing
 
 from .base import PIECE, RECORD, RUN, Singles, State
 
@@ -23,7 +24,7 @@ class Triton:
     def cannot(cls, want: Any) -> str | None:
         if want.device not in ("cuda", "rocm"):
             return f"is for GPUs, not {want.device}"
-        return None if find_spec("triton") else "triton is not installed"
+        return missing("triton")
 
     def __init__(self, want: Any = None) -> None:
         from trine.kernels.jit import quick, table

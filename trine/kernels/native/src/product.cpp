@@ -185,7 +185,7 @@ void quantize(const float* x, int size, int8_t* q, float* scale, float* sum) {
       high = larger(larger(v[i], -v[i]), high);
       odd += v[i] - v[i];  // 0, or no number
     }
-    const float top = most(high), wrong = sum(odd);
+    const float top = most(high), wrong = TRINE_ISA::sum(odd);
     float unit = top > 0 ? 127.0f / top : 0.0f;
     if (!(unit < 1e38f) || wrong != wrong) unit = 0.0f;  // so small that it is nothing
     i8 total{};
