@@ -150,3 +150,14 @@ def test_a_plan_says_nothing_of_triton_where_it_is_here(tmp_path: Path) -> None:
         pytest.skip(reason)
     plan = planned(tmp_path, platform="h200")
     assert "triton" not in {choice.name for choice in plan.choices}
+
+
+def test_a_plan_for_another_machine_is_the_same_wherever_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = []
+    for cores in (1, 4, 64):
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        made.append(planned(tmp_path, platform="h200").fingerprint())
+    assert len(set(made)) == 1
+    assert planned(tmp_path, platform="h200").threads == 8

@@ -77,5 +77,9 @@ def _note(platform: Any, config: Config, reasons: Reasons) -> None:
         what = f"{facts.chip}, generation {generation}, {facts.cores} multiprocessors"
     else:
         what = f"{facts.chip}, {facts.cores} cores{''.join(', ' + feature for feature in facts.features)}"
-    pretended = "; pretended, it need not be here" if config.platform in CHIPS else ""
+    pretended = (
+        "; pretended, it need not be here; libraries beside Triton are those of here"
+        if config.platform in CHIPS
+        else ""
+    )
     reasons.note("platform", platform.name, what + pretended)

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from trine import registry
-from trine.chip import rates
+from trine.chip import CHIPS, rates
 from trine.config import Config, served_name
 from trine.core.types import Group
 from trine.errors import ConfigError
@@ -131,9 +131,8 @@ def _threads(config: Config, platform: Any, reasons: Reasons) -> int:
     if config.threads:
         return reasons.note("threads", config.threads, "--threads")
     if platform.asynchronous:
-        return reasons.note(
-            "threads", min(GPU_THREADS, os.cpu_count() or 1), f"of the host, at most {GPU_THREADS}"
-        )
+        cores = GPU_THREADS if config.platform in CHIPS else os.cpu_count() or 1  # of a host that is not here
+        return reasons.note("threads", min(GPU_THREADS, cores), f"of the host, at most {GPU_THREADS}")
     return reasons.note("threads", platform.facts().cores, "the cores there are")
 
 
