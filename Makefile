@@ -17,7 +17,9 @@ BIN := $(VENV)/bin
 help:  ## what there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-$(VENV)/.base: pyproject.toml
+NATIVE := setup.py $(wildcard trine/kernels/native/src/*) trine/kernels/native/build.py
+
+$(VENV)/.base: pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Trine needs Python 3.11 or newer, this is " + sys.version.split()[0] + "; give another one: make serve PYTHON=python3.12")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "python's venv module is missing; on Debian: apt install python3-venv"; exit 1; }
 	@echo "installing Trine into $(VENV) (a minute the first time)"

@@ -170,15 +170,16 @@ def _positive(text: str) -> int:
 
 def serve(given: argparse.Namespace) -> int:
     """Serve until SIGTERM; the ready message shows a request that works."""
-    from .loader.fetch import locate
-    from .refuse import refuse
-    from .server.run import serve as run
+    from .engine.spawn import early
 
     config = read(given)
-    with progress(f"fetching {config.model}") as update:
-        path = locate(config.model, config.revision, update)
-    refuse(config, path)
-    return run(config, path, ready=_ready)
+    with early() as process:  # what it imports takes longer than all that is done here
+        from .loader.fetch import locate
+        from .server.run import serve as run
+
+        with progress(f"fetching {config.model}") as update:
+            path = locate(config.model, config.revision, update)
+        return run(config, path, ready=_ready, process=process)
 
 
 def _ready(ready: Any, address: str, config: Any) -> None:

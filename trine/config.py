@@ -251,6 +251,11 @@ def environment_keys() -> tuple[str, ...]:
     return tuple(key for key in os.environ.get("TRINE_API_KEY", "").split(",") if key)
 
 
+def interpreted() -> bool:
+    """Whether Triton was told to run its kernels on a CPU, as it reads TRITON_INTERPRET."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "y", "yes", "true", "t", "on")
+
+
 def child_environment() -> dict[str, str]:
     """What child processes are given: our environment without the API keys, which they have no use for."""
     return {name: value for name, value in os.environ.items() if name != "TRINE_API_KEY"}

@@ -10,6 +10,7 @@ import difflib
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -100,8 +101,33 @@ class Field:
         )
 
 
+class Help(str):
+    """A flag's help, whose names of plugins are looked up only if somebody reads it."""
+
+    def __new__(cls, field: Field) -> Help:
+        made = super().__new__(cls, field.told)
+        made.field = field
+        return made
+
+    field: Field
+
+    def __mod__(self, values: Any) -> str:  # argparse does this with what it shows
+        field = self.field
+        shown = f"{field.help} (default: {field.default})" if field.default not in (None, ()) else field.help
+        return shown.replace("%", "%%") % values
+
+
 def fields() -> Iterator[Field]:
     """Every field of Config, in its order."""
+    return iter(_fields())
+
+
+@lru_cache(maxsize=1)
+def _fields() -> tuple[Field, ...]:
+    return tuple(_read_fields())
+
+
+def _read_fields() -> Iterator[Field]:
     hints = get_type_hints(Config, include_extras=True)
     for info in msgspec.structs.fields(Config):
         kind, meta = get_args(hints[info.name])[:2]
@@ -150,12 +176,7 @@ def add_flags(
 
 def _add(section: Any, field: Field) -> None:
     names = [field.flag, *field.alias]
-    shown = f"{field.help} (default: {field.default})" if field.default not in (None, ()) else field.help
-    common: dict[str, Any] = {
-        "dest": field.name,
-        "default": argparse.SUPPRESS,
-        "help": shown.replace("%", "%%"),
-    }
+    common: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS, "help": Help(field)}
     if field.type is bool:
         section.add_argument(*names, action=argparse.BooleanOptionalAction, **common)
     elif field.many:

@@ -1,16 +1,17 @@
 """Plugins: a plugin is a file in a folder, or an entry point of another package.
 
 A plugin file ends with `PLUGIN = ItsClass`. Model files are their own plugin and are
-imported by name (`family`), since there may be many. Nothing is cached: the interpreter's
-module table already is the cache.
+imported by name (`family`), since there may be many. Of modules nothing is cached: the interpreter's
+table of them already is the cache. What other packages offer is read from the disk once.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoints, entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from pkgutil import iter_modules
@@ -30,7 +31,7 @@ def find(kind: str) -> dict[str, Any]:
         if module.name != "base"
         if (plugin := getattr(import_module(f"{package.__name__}.{module.name}"), "PLUGIN", None))
     }
-    return found | {e.name: e.load() for e in entry_points(group=f"trine.{kind}")}
+    return found | {entry.name: entry.load() for entry in _offered(kind)}
 
 
 def names(kind: str) -> list[str]:
@@ -38,7 +39,7 @@ def names(kind: str) -> list[str]:
     folder = import_module(f"trine.{kind}").__path__
     files = (m.name for m in iter_modules(folder) if m.name != "base")
     ours = (name for name in files if kind == "models" or "\nPLUGIN = " in _source(folder, name))
-    return sorted({*ours, *(e.name for e in entry_points(group=f"trine.{kind}"))})
+    return sorted({*ours, *(entry.name for entry in _offered(kind))})
 
 
 def summaries(kind: str) -> dict[str, str]:
@@ -54,8 +55,24 @@ def _source(folder: Iterable[str], name: str) -> str:
     return "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
 
 
+def _offered(kind: str) -> EntryPoints:
+    """By other packages."""
+    return _everything().select(group=f"trine.{kind}")
+
+
+@lru_cache(maxsize=1)
+def _everything() -> EntryPoints:
+    """The entry points of all packages, whose files are some hundred."""
+    return entry_points()
+
+
 def get(kind: str, name: str) -> Any:
-    """The plugin `name` of `kind`; Unsupported lists what there is."""
+    """The plugin `name` of `kind`, and no other one is imported; Unsupported lists what there is."""
+    folder = import_module(f"trine.{kind}").__path__
+    offered = {entry.name for entry in _offered(kind)}
+    ours = {module.name for module in iter_modules(folder)} - offered - {"base"}
+    if name in ours and (plugin := getattr(import_module(f"trine.{kind}.{name}"), "PLUGIN", None)):
+        return plugin
     found = find(kind)
     if name not in found:
         raise Unsupported(f"no {kind} is called {name!r}; there are: {', '.join(sorted(found))}")
@@ -67,7 +84,7 @@ def family(model_type: str) -> ModuleType:
     names = [m.name for m in iter_modules(import_module("trine.models").__path__) if m.name != "decoder"]
     if model_type.isidentifier() and model_type in names and find_spec(f"trine.models.{model_type}"):
         return import_module(f"trine.models.{model_type}")
-    for entry in entry_points(group="trine.models"):
+    for entry in _offered("models"):
         if entry.name == model_type:
             return entry.load()
     raise Unsupported(f"no model family is called {model_type!r}; there are: {', '.join(sorted(names))}")

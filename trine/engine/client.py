@@ -11,6 +11,7 @@ import asyncio
 import itertools
 import logging
 import secrets
+import subprocess
 import time
 from collections import deque
 from pathlib import Path
@@ -29,8 +30,9 @@ from trine.errors import EngineDead, Overloaded, RequestError
 from trine.log import StatsLine
 
 from .folder import RunFolder
-from .life import COMMAND, Death, Life, Limits
+from .life import Death, Life, Limits
 from .replay import Replay
+from .spawn import COMMAND
 from .stream import Stream
 
 SEED_BITS = 63
@@ -76,7 +78,9 @@ class Listener(Protocol):
 
 
 class EngineClient:
-    """Start it, submit, close it. One event loop, on a thread that lives as long as the engine."""
+    """Start it, submit, close it. One event loop, on a thread that lives as long as the engine.
+
+    `process`: the first engine's, if it was spawned already and waits for its orders."""
 
     def __init__(
         self,
@@ -87,9 +91,11 @@ class EngineClient:
         limits: Limits = Limits(),
         listener: Listener | None = None,
         folder: RunFolder | None = None,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.folder = folder or RunFolder()
         self._config, self._path, self._command, self._limits = config, path, command, limits
+        self._process = process
         self._listener, self._line = listener, StatsLine()
         self._replay = Replay()
         # By the engine's name. Names are never used again, so what an engine still says of a
@@ -106,22 +112,21 @@ class EngineClient:
         self._context: Any = None
         self._ready: Ready | None = None
         self._life: Life | None = None
+        self._starting: asyncio.Task[Ready] | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._dead: EngineDead | None = None
         self._ended = asyncio.Event()
 
     # ---- what it is asked ---------------------------------------------------------------
     async def start(self) -> Ready:
-        """The first engine. If it cannot start, neither could a second one: EngineDead says why."""
-        self._context = zmq.asyncio.Context()
-        self._state = "starting"
+        """The first engine. If it cannot start, neither could a second one: EngineDead says why. Whoever
+        asks again waits for the same one."""
+        self._starting = self._starting or asyncio.create_task(self._start())
         try:
-            ready = await self._begin()
+            return await asyncio.shield(self._starting)
         except BaseException:
             await self.close()
             raise
-        self._keeper = asyncio.create_task(self._keep())
-        return ready
 
     def submit(self, request: Request) -> Stream:
         """Its outputs, as an async iterator; leaving it aborts the request at once.
@@ -165,9 +170,10 @@ class EngineClient:
     async def close(self) -> None:
         """Ask the engine to stop, then make it. Streams that are still open end with "abort"."""
         self._state = "closed"
-        if self._keeper:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+        for task in (self._starting, self._keeper):
+            if task:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
         if self._life:
             await self._life.end()
         for name in list(self._replay.records):
@@ -313,10 +319,18 @@ class EngineClient:
             self._listener.engine(self.counts)
 
     # ---- lives --------------------------------------------------------------------------
+    async def _start(self) -> Ready:
+        self._context = zmq.asyncio.Context()
+        self._state = "starting"
+        ready = await self._begin()
+        self._keeper = asyncio.create_task(self._keep())
+        return ready
+
     async def _begin(self) -> Ready:
         """One engine process, up to its being ready."""
         self._life = life = Life(self._context, self.folder.path, self._limits, self._hear)
-        self._ready = ready = await life.start(self._config, self._path, self._command)
+        process, self._process = self._process, None
+        self._ready = ready = await life.start(self._config, self._path, self._command, process)
         self._state = "serving"
         if self._listener:
             self._listener.started(ready)

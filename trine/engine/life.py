@@ -25,13 +25,13 @@ from typing import Any
 import msgspec
 import zmq
 
-from trine.config import Config, child_environment
+from trine.config import Config
 from trine.core.messages import Beat, Command, Fatal, FromEngine, Ready, from_engine
 from trine.errors import EngineDead
 
 from . import wire
+from .spawn import COMMAND, spawn
 
-COMMAND = (sys.executable, "-P", "-m", "trine.engine.loop")
 LINE_BYTES = 4096
 LAST_LINES = 40
 KILL_SECONDS = 10.0
@@ -101,15 +101,20 @@ class Life:
         self._tasks: list[asyncio.Task[None]] = []
         self.process: subprocess.Popen[bytes] | None = None
 
-    async def start(self, config: Config, path: Path, command: tuple[str, ...] = COMMAND) -> Ready:
-        """Spawn, and wait until it can serve; EngineDead with its own words if it never can.
-
-        Call it on a thread that lives as long as the engine should: the kernel takes the end of the
-        spawning thread for the parent's death."""
+    async def start(
+        self,
+        config: Config,
+        path: Path,
+        command: tuple[str, ...] = COMMAND,
+        process: subprocess.Popen[bytes] | None = None,
+    ) -> Ready:
+        """Tell `process`, or a new one, its orders, and wait until it can serve; EngineDead with its own
+        words if it never can. On a thread that lives as long as the engine should: see `spawn`."""
         requests, outputs = self._names
         self._requests = wire.bind(self._context, zmq.PUSH, requests)
         self._outputs = wire.bind(self._context, zmq.PULL, outputs)
-        self._spawn(config, path, command)
+        self.process = process or spawn(command)
+        self._order(self.process, config, path)
         self._tasks = [asyncio.create_task(work()) for work in (self._listen, self._send, self._watch)]
         try:
             async with asyncio.timeout(self._limits.start):
@@ -158,7 +163,7 @@ class Life:
         self._forget_names()
 
     # ---- the process --------------------------------------------------------------------
-    def _spawn(self, config: Config, path: Path, command: tuple[str, ...]) -> None:
+    def _order(self, process: subprocess.Popen[bytes], config: Config, path: Path) -> None:
         orders = wire.Orders(
             config=msgspec.structs.replace(config, api_key=()),
             path=str(path.resolve()),
@@ -168,21 +173,13 @@ class Life:
             outputs=str(self._names[1]),
             secret=self._secret,
         )
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            env=_environment(),
-            start_new_session=True,  # a Ctrl-C in the terminal is for the face, which drains first
-        )
         body = msgspec.msgpack.encode(orders)
         with contextlib.suppress(BrokenPipeError):  # its last lines will say why
-            assert self.process.stdin
-            self.process.stdin.write(len(body).to_bytes(4, "little") + body)
-            self.process.stdin.flush()
+            assert process.stdin
+            process.stdin.write(len(body).to_bytes(4, "little") + body)
+            process.stdin.flush()
         threading.Thread(
-            target=_forward, args=(self.process.stdout, self._lines), name="engine output", daemon=True
+            target=_forward, args=(process.stdout, self._lines), name="engine output", daemon=True
         ).start()
 
     def _forget_names(self) -> None:
@@ -267,17 +264,6 @@ class Life:
 
 def _status(status: int) -> str:
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
-
-
-def _environment() -> dict[str, str]:
-    """The child imports the same package as we do, whatever its working folder holds (-P)."""
-    # Threads that wait sleep: on a busy machine, spinning takes the cores from those that compute
-    # (measured with two threads at a load of 8: a step of one row 0.1 s instead of 0.7 s or more).
-    environment = {"OMP_WAIT_POLICY": "passive"} | child_environment()
-    root = Path(__file__).parents[2]
-    if root.name not in ("site-packages", "dist-packages"):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (str(root), environment.get("PYTHONPATH"))))
-    return environment
 
 
 def _forward(pipe: Any, lines: deque[str]) -> None:

@@ -1,6 +1,7 @@
 """The engine process: `python -m trine.engine.loop`, started by engine/life.py.
 
-Its orders come on standard input (argv is public, and they name a secret). Then: message, launch,
+It imports what takes long before it knows what for. Its orders come on standard input (argv is public,
+and they name a secret). Then: message, launch,
 collect, send, over and over in one thread, while another sends a heartbeat. It never dies of what a
 message says; a step that raises ends it with the traceback sent and exit status 70, and
 the face starts another one. It does not know of HTTP or of text.
@@ -20,6 +21,8 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +36,7 @@ from trine.core.stats import StepStats
 from trine.core.types import Output, Request, Usage
 from trine.errors import RequestError, TrineError
 
-from . import wire
+from . import lean, wire
 from .lifeline import Lifeline
 
 if TYPE_CHECKING:
@@ -57,7 +60,22 @@ Make = Callable[[Config, Path], "tuple[Engine, Ready]"]
 def main() -> None:
     from .start import start
 
-    run(start)
+    gc.disable()  # until it serves: what a start makes stays
+    lean.install()
+    imports = threading.Thread(target=_import, name="imports", daemon=True)
+    imports.start()
+    try:
+        run(partial(start, imports=imports))
+    except SystemExit as end:  # at once: a thread in the middle of an import must not hold it up
+        sys.stderr.write(f"{end}\n")
+        os._exit(FAILED)
+
+
+def _import() -> None:
+    """What every start needs, while the orders are on their way."""
+    for name in ("torch", "trine.runtime.worker", "trine.engine.engine", "trine.plan"):
+        with contextlib.suppress(Exception):  # who needs it imports it again, and says what is wrong
+            import_module(name)
 
 
 def run(make: Make) -> None:
@@ -92,6 +110,7 @@ def serve(link: Link, make: Make, orders: wire.Orders) -> None:
     engine, ready = make(orders.config, Path(orders.path))
     gc.collect()
     gc.freeze()  # what the start made stays: later collections need not look at it
+    gc.enable()
     link.send([ready])
     Loop(engine, link).run()
     engine.executor.close()

@@ -7,12 +7,14 @@ repacked) and says how long each part took.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trine.config import Config
 from trine.core.messages import Ready
+from trine.loader import checkpoint
 
 if TYPE_CHECKING:
     from trine.executor.base import Executor
@@ -21,14 +23,21 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-def start(config: Config, path: Path) -> tuple[Engine, Ready]:
-    """The engine, and what faces need to know of it. Torch is imported here, and not before."""
+def start(
+    config: Config, path: Path, *, imports: threading.Thread | None = None
+) -> tuple[Engine, Ready]:
+    """The engine, and what faces need to know of it. Torch is imported here, and not before, unless
+    `imports` does so already: a thread to be waited for."""
     began = time.monotonic()
     seconds: dict[str, float] = {}
 
     def lap(name: str) -> None:
         seconds[name] = time.monotonic() - began - sum(seconds.values())
 
+    checkpoint.open(path, dummy=config.load_format == "dummy")  # once: the plan and the worker find it read
+    lap("checkpoint")
+    if imports:
+        imports.join()
     from trine.plan import resolve
     from trine.registry import get
 
@@ -54,6 +63,7 @@ def start(config: Config, path: Path) -> tuple[Engine, Ready]:
         mix=Mix(round(plan.ridge), plan.reach) if plan.ridge else None,
     )
     engine = Engine(scheduler, executor, eos=plan.eos, vocab=plan.vocab, depth=plan.depth)
+    checkpoint.forget()
     lap("engine")
     return engine, Ready(
         pid=os.getpid(),

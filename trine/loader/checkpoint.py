@@ -52,6 +52,13 @@ def open(path: Path | str, *, dummy: bool = False) -> Checkpoint:
     raise CheckpointError(f"{path}: is neither a folder nor a .gguf file; give one of these")
 
 
+def forget() -> None:
+    """Let go of what was kept of the last file, so that opening it again was fast."""
+    from . import header
+
+    header.forget()
+
+
 def eos_ids(checkpoint: Checkpoint) -> list[int]:
     """The ids that end an answer: those of generation_config.json if it names any, else of config.json."""
     for source in (checkpoint.generation, checkpoint.config):

@@ -13,6 +13,7 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -100,10 +101,25 @@ def read(path: Path | str) -> Header:
 
 
 def read_safely(path: Path | str) -> Header:
-    """`read`, in a child process with limits on time and memory."""
+    """`read`, in a child process with limits on time and memory. The last one is kept, while its file stays
+    as it is: a start asks several times, and nobody changes what is in it."""
+    path = Path(path).absolute()  # the child is elsewhere
+    try:
+        found = path.stat()
+    except OSError:
+        return _read_safely(path, ())
+    return _kept(path, (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+def forget() -> None:
+    """The one that is kept: it has every token of a vocabulary."""
+    _kept.cache_clear()
+
+
+def _read_safely(path: Path, version: tuple[int, ...]) -> Header:
+    """`version`: what tells the file from one that has its name later."""
     from ..sandbox import Sandbox, SandboxError
 
-    path = Path(path).absolute()  # the child is elsewhere
     try:
         with Sandbox(1) as sandbox:
             raw = sandbox.call("gguf.header", str(path), cpu=10, wall=30, memory=512 * 2**20)
@@ -113,6 +129,9 @@ def read_safely(path: Path | str) -> Header:
             str(error) if getattr(error, "kind", "") == "CheckpointError" else f"{path}: the header: {error}"
         )
         raise CheckpointError(told) from None
+
+
+_kept = lru_cache(maxsize=1)(_read_safely)
 
 
 class _Parser:

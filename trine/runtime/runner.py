@@ -24,7 +24,7 @@ class Runner:
     """Runs rows of the table through the model.
 
     `graph` (platforms.base.Graph, or None) records steps of single tokens for `buckets` of rows; `settle`: see
-    `graphs`."""
+    `graphs`. `lean`: up to so many single tokens are gathered from their slots alone, though nothing is recorded."""
 
     def __init__(
         self,
@@ -34,22 +34,26 @@ class Runner:
         graph: Any = None,
         buckets: Sequence[int] = (),
         settle: Callable[[int], None] | None = None,
+        lean: int = 0,
     ) -> None:
         self.table, self.model = table, model
         self.attention = attention  # by KV group
         device = table.state.arena.device
         usable = graph and buckets
         self.graphs = Graphs(self._singles, graph, list(buckets), device, settle) if usable else None
-        count = max(buckets, default=1)
-        self.starts = torch.arange(count + 1, dtype=torch.int32, device=device)
+        self.lean = lean
+        kind = torch.int64 if device.type == "cpu" else torch.int32
+        self.starts = torch.arange(max(*buckets, lean, 1) + 1, dtype=kind, device=device)
 
     def run(self, rows: list[Row]) -> Tensor:
         """Logits [rows that sample, vocab] float32; the rows' tokens then have KV. Rows of one token come first."""
-        if self.graphs and all(row.count == 1 and row.sample for row in rows):
-            bucket = self.graphs.bucket(len(rows))
+        if (self.graphs or len(rows) <= self.lean) and all(row.count == 1 and row.sample for row in rows):
+            bucket = self.graphs.bucket(len(rows)) if self.graphs else len(rows)
             if bucket is not None:
                 slots = self.table.slots([row.slot for row in rows], bucket)
                 self.table.reached(rows)
+                if self.graphs is None:
+                    return self._singles(slots)
                 return self.graphs.logits(slots, len(rows), self._kind())
         return self._model(self.table.gather(rows))
 

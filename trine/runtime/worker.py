@@ -80,14 +80,16 @@ class Worker:
             else:
                 weights.fill(self.model, source)
         run: Any = self.model
+        lean = 0
         if plan.product == "native":
+            lean = plan.max_num_seqs
             run = record(self.model, self.attention, plan.threads, plan.max_num_seqs)
         self.platform.synchronize()
         clock.lap("load")
         self.table = self._table()
         graph = self.platform.graph() if plan.graphs else None
         settle = getattr(maker.product, "settle", None)  # optional, of a product
-        self.runner = Runner(self.table, self.attention, run, graph, plan.graphs, settle)
+        self.runner = Runner(self.table, self.attention, run, graph, plan.graphs, settle, lean)
         self.sampler = Sampler(
             self.table, registry.get("kernels.sampling", plan.sampling)(self._want()), self.platform
         )

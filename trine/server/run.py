@@ -14,6 +14,7 @@ import os
 import resource
 import signal
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -25,8 +26,10 @@ from trine.config import Config, environment_keys, served_name
 from trine.core.messages import Ready
 from trine.engine.client import EngineClient
 from trine.errors import ConfigError, TrineError
+from trine.loader import checkpoint
 from trine.log import setup
 from trine.metrics import Metrics
+from trine.refuse import refuse
 from trine.text.chat import ChatTemplate, open_template
 from trine.text.tokenizer import Tokenizer
 
@@ -37,6 +40,7 @@ from .wire import Wire
 
 log = logging.getLogger(__name__)
 Announce = Callable[[Ready, str, Config], None]
+Process = subprocess.Popen[bytes]
 
 BACKLOG = 2048
 IDLE_SECONDS = 75  # of a connection without a request
@@ -44,21 +48,40 @@ LAST_SECONDS = 5  # for connections to close, after their answers were cut
 DESCRIPTORS = 65_536
 
 
-def serve(config: Config, path: Path, *, ready: Announce) -> int:
+def serve(config: Config, path: Path, *, ready: Announce, process: Process | None = None) -> int:
     """Serve the model at `path` until SIGTERM or SIGINT; the exit status. `ready(ready, address,
-    config)` is called once requests are taken."""
+    config)` is called once requests are taken. `process`: an engine's that waits for its orders."""
     setup(config.log_level)
     check_address(config)
     raise_descriptors()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(config, path, ready))
+        return runner.run(_serve(config, path, ready, process))
 
 
-async def _serve(config: Config, path: Path, ready: Announce) -> int:
+async def _serve(config: Config, path: Path, ready: Announce, process: Process | None) -> int:
     metrics = Metrics()
+    engine = EngineClient(config, path, listener=metrics, process=process)
+    starting = asyncio.create_task(engine.start())  # takes longest, so it goes first
+    try:
+        tokenizer = await asyncio.to_thread(_tokenizer, config, path)
+        return await _answer(config, engine, tokenizer, metrics, ready)
+    finally:
+        await engine.close()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+def _tokenizer(config: Config, path: Path) -> Tokenizer:
+    """What is refused is refused before anybody listens."""
+    refuse(config, path)
     tokenizer = Tokenizer.open(path, open_template(config.chat_template))
+    checkpoint.forget()
+    return tokenizer
+
+
+async def _answer(
+    config: Config, engine: EngineClient, tokenizer: Tokenizer, metrics: Metrics, ready: Announce
+) -> int:
     template = ChatTemplate.of(tokenizer)
-    engine = EngineClient(config, path, listener=metrics)
     service = Service(
         engine,
         tokenizer,
@@ -71,18 +94,18 @@ async def _serve(config: Config, path: Path, ready: Announce) -> int:
     )
     admin = Path(config.admin_socket) if config.admin_socket else engine.folder.path / "admin"
     front = Front(config, service, admin)
-    warming = asyncio.create_task(_warm(template))
+    warming = asyncio.create_task(_warm(service, template))
     try:
         return await front.run(engine, ready)
     finally:
         await warming
-        await engine.close()
         template.close()
 
 
-async def _warm(template: ChatTemplate) -> None:
+async def _warm(service: Service, template: ChatTemplate) -> None:
     """While the engine starts. Completions go on without a template that works."""
     try:
+        await asyncio.to_thread(service.warm)
         await asyncio.to_thread(template.warm)
     except TrineError as error:
         log.error("%s; chats will be refused: give one that works with --chat-template FILE", error)

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -77,7 +78,17 @@ class Service:
         self.ends: deque[float] = deque(maxlen=64)  # when the last sequences ended
         self.threads = ThreadPoolExecutor(ENCODERS, thread_name_prefix="encode")
         self.long = asyncio.Semaphore(1)  # of texts that are long
-        self.longest = max((len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab)), default=1) or 1
+
+    @cached_property
+    def longest(self) -> int:
+        """Bytes of text that one token can stand for, at most. It takes a look at every token: see `warm`."""
+        sizes = (len(self.tokenizer.token_bytes(i)) for i in range(self.tokenizer.vocab))
+        return max(sizes, default=1) or 1
+
+    def warm(self) -> None:
+        """What the first request would otherwise wait for; not for an event loop."""
+        self.tokenizer.encode("warm", bos=True)
+        assert self.longest
 
     def facts(self) -> Facts:
         """What admission checks against; a Refusal while the engine is not ready or the server ends."""

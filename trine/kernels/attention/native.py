@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from trine.core.types import Share
 from trine.kernels.native import library
 

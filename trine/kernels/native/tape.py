@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trine.errors import Unsupported

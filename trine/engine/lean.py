@@ -1,0 +1,45 @@
+"""Torch without what only its compilers need, in a process that is to start fast.
+
+`import torch` takes a third of its time for torch._meta_registrations: shapes of results computed in Python,
+which a compiler asks for and nothing here does. It is left out until somebody imports a compiler.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+PUT_OFF = "torch._meta_registrations"  # imported for what it registers: nothing in it is asked for by name
+COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.onnx")
+
+
+class Later(MetaPathFinder, Loader):
+    """Stands where the module would be; the real one comes before the first compiler does."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name == PUT_OFF:
+            return ModuleSpec(name, self)
+        if name in COMPILERS and PUT_OFF in sys.modules:
+            self.fetch()
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+    def fetch(self) -> None:
+        """The real module, in the place of the empty one."""
+        sys.meta_path.remove(self)
+        del sys.modules[PUT_OFF]
+        import_module(PUT_OFF)
+
+
+def install() -> None:
+    """Before torch is imported; afterwards it would come too late."""
+    if "torch" not in sys.modules:
+        sys.meta_path.insert(0, Later())
