@@ -55,9 +55,10 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         Literal["auto", "dummy"], option("dummy: random weights of the right shapes, for speed only")
     ] = "auto"
     dtype: Annotated[
-        Literal["auto", "int8", "float32", "bfloat16", "float16"],
+        Literal["auto", "blocks", "int8", "float32", "bfloat16", "float16"],
         option(
-            "arithmetic of the weights; auto: int8 on a CPU, on a GPU what the checkpoint has", same=NUMBERS
+            "arithmetic of the weights; auto: on a CPU blocks of 4 or 8 bits (native kernels; int8 where they cannot), on a GPU what the checkpoint has",
+            same=NUMBERS,
         ),
     ] = "auto"
     platform: Annotated[

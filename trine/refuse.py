@@ -17,7 +17,14 @@ from .loader import checkpoint
 from .registry import names
 from .text.tokenizer import Tokenizer
 
-LEAST = {"auto": 1, "int8": 1, "float16": 2, "bfloat16": 2, "float32": 4}  # bytes of a weight
+LEAST = {
+    "auto": 0.625,
+    "blocks": 0.625,
+    "int8": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+}  # bytes of a weight
 
 
 def refuse(config: Config, path: Path) -> None:
@@ -66,7 +73,7 @@ def _refuse_memory(config: Config, found: checkpoint.Checkpoint) -> None:
     if config.memory is None:
         return
     given = size(config.memory, "memory")
-    weights = LEAST[config.dtype] * sum(map(prod, found.names().values()))
+    weights = int(LEAST[config.dtype] * sum(map(prod, found.names().values())))
     if given < weights:
         raise ConfigError(
             f"memory: {human(given)} cannot hold the weights, which are {human(weights)} at least; give more, or a smaller model",

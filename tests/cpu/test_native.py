@@ -41,10 +41,10 @@ def blocks(weight: Tensor, name: str) -> Blocks:
 def product(weight: Any, outs: int, ins: int, rows: Tensor, threads: int = 2) -> tuple[Tensor, Tensor]:
     """(rows times the weight, the weight as it is)."""
     packed, tape = pack([(0, weight)], outs, ins), Tape([])
-    step = tape.step()
-    tape.linear(tape.embed(rows, ins, 0, step.ids), packed, wide=True)
+    ids: Any = tape.step().ids
+    tape.linear(tape.embed(rows, ins, 0, ids), packed, wide=True)
     ids = torch.arange(len(rows))
-    given = SimpleNamespace(
+    given: Any = SimpleNamespace(
         ids=ids, positions=ids, starts=ids, lengths=ids, slots=ids[:0], wanted=None, write=[], pages=[]
     )
     return Program(tape, threads, 32, (len(rows), outs))(given).clone(), packed.float()
@@ -183,16 +183,16 @@ def test_runs_are_whole_ones() -> None:
 
 def test_what_cannot_be_recorded_says_so() -> None:
     tape = Tape([])
-    x = tape.embed(torch.randn(4, 32), 32, 0, tape.step().ids)
+    ids: Any = tape.step().ids
+    x = tape.embed(torch.randn(4, 32), 32, 0, ids)
     with pytest.raises(Unsupported, match="softmax"):
         torch.softmax(x, -1)  # pyright: ignore
 
 
 def test_what_attention_cannot() -> None:
     def said(**more: Any) -> str:
-        return str(
-            Native.cannot(Want(**({"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 16} | more)))
-        )
+        given: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 16}
+        return str(Native.cannot(Want(**(given | more))))
 
     assert said() == "None"
     assert "pages" in said(page_size=8)

@@ -350,3 +350,18 @@ def test_a_context_that_nobody_named_is_not_what_the_model_was_made_for(tmp_path
         on_gpu(tmp_path, model=unnamed, max_model_len=4096)
     assert caught.value.field == "max_model_len" and "made for" not in str(caught.value)
     assert on_gpu(tmp_path, model=unnamed, max_model_len=1024)[1]["context"] == "1,024: --max-model-len"
+
+
+@pytest.mark.skipif(library.cannot() is not None, reason=str(library.cannot()))
+def test_native_kernels_serve_what_they_can_and_say_what_they_cannot(folder: Path) -> None:
+    plan, choices = planned(folder)
+    assert (plan.product, plan.fused, plan.attention, plan.kv_dtype) == ("native",) * 3 + ("bfloat16",)
+    for options, reason in (
+        ({"block_size": 8}, "pages"),
+        ({"attention": "reference"}, "--attention reference"),
+    ):
+        plan, choices = planned(folder, **options)
+        assert plan.dtype == "int8" and plan.attention == "reference"
+        assert reason in choices["dtype"]
+    with pytest.raises(Unsupported, match="pages"):
+        planned(folder, dtype="blocks", block_size=8)

@@ -93,18 +93,13 @@ class GGUF:
             raise self._bad(f"has no tensor {name}")
         return torch.from_numpy(self._read(info, self._heads(name)))
 
-    def blocks(self, name: str) -> Any:
-        """Rows of a matrix as they are stored, if native products take them so; else None."""
-        import torch
-
-        from trine.kernels.native.blocks import NAMES, Blocks
-
+    def stored_rows(self, name: str) -> tuple[str, Any] | None:
+        """The type of a matrix's blocks, and its rows as they are stored [rows, bytes]; None if it is no matrix."""
         if (info := self.renamed.get(name)) is None:
             raise self._bad(f"has no tensor {name}")
-        if info.type not in NAMES or len(info.shape) != 2:
+        if len(info.shape) != 2:
             return None
-        raw = self._raw(info, self._heads(name)).reshape(info.shape[0], -1)
-        return Blocks(NAMES[info.type], torch.from_numpy(raw))
+        return info.type, self._raw(info, self._heads(name)).reshape(info.shape[0], -1)
 
     def _read(self, info: TensorInfo, heads: int | None) -> Any:
         from .dequant import dequantize

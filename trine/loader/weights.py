@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trine.errors import CheckpointError
+from trine.kernels.native.blocks import NAMES, Blocks
 from trine.layers.make import Maker
 from trine.layers.part import Part
 from trine.models.decoder import Decoder
@@ -64,9 +65,11 @@ def fill(model: Decoder, source: Source, progress: Callable[[int, int], None] | 
 
 def _read(source: Source, name: str, part: Part) -> Any:
     """The tensor, or its rows as the file has them if the part takes them so."""
-    blocks = getattr(source, "blocks", None) if part.takes_blocks else None
-    found = blocks(name) if blocks else None
-    return source.get(name) if found is None else found
+    stored = getattr(source, "stored_rows", None) if part.takes_blocks else None
+    found = stored(name) if stored else None
+    if found is None or found[0] not in NAMES:
+        return source.get(name)
+    return Blocks(NAMES[found[0]], torch.from_numpy(found[1]))
 
 
 def dummy(model: Decoder, seed: int) -> None:

@@ -15,6 +15,8 @@ from msgspec import Struct
 from trine.chip import CHIPS
 from trine.config import Config
 from trine.errors import Unsupported
+from trine.kernels.attention.base import Want as Attend
+from trine.kernels.attention.native import PAGE, Native
 from trine.kernels.installed import missing
 from trine.kernels.native import library
 from trine.kernels.select import select
@@ -76,12 +78,13 @@ def choose(
     kinds = dict.fromkeys((kind.kv_heads, kind.head_dim, kind.window) for kind in model.kv())
     layers = [offer | dict(zip(("kv_heads", "head_dim", "window"), kind, strict=True)) for kind in kinds]
     forced = "native" if dtype == "blocks" else "auto"
+    why = "goes with weights in blocks" if dtype == "blocks" else None
     return Kernels(
         dtype,
         activations,
         kv,
         product=_select("product", "kernels.gemm", [offer], reasons, "auto"),
-        fused=_select("fused", "kernels.fused", [offer], reasons, forced),
+        fused=_select("fused", "kernels.fused", [offer], reasons, forced, why),
         table=_select("table", "kernels.table", [offer], reasons, "auto"),
         sampling=_select("sampling", "kernels.sampling", [offer], reasons, "auto"),
         attention=_select(
@@ -90,15 +93,18 @@ def choose(
             layers,
             reasons,
             config.attention if forced == "auto" else forced,
+            why,
         ),
     )
 
 
 def _dtype(config: Config, checkpoint: Any, model: Any, facts: Any, reasons: Reasons) -> str:
+    reason = _not_native(config, model) if facts.kind == "cpu" else f"they are for a CPU, not {facts.kind}"
+    if config.dtype == "blocks" and reason:
+        raise Unsupported(f"--dtype blocks needs the native kernels, and they cannot: {reason}")
     if config.dtype != "auto":
         return reasons.note("dtype", config.dtype, "--dtype")
     if facts.kind == "cpu":
-        reason = _not_native(config, model)
         if reason is None:
             return reasons.note("dtype", "blocks", IN_BLOCKS.format(library.name()))
         return reasons.note("dtype", "int8", f"{ON_A_CPU}; native kernels cannot: {reason}")
@@ -121,6 +127,11 @@ def _not_native(config: Config, model: Any) -> str | None:
     for name, size in (("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size), ("heads", heads)):  # fmt: skip
         if size % library.GROUP:
             return f"{name} {size} is no multiple of {library.GROUP}"
+    stored = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}.get(config.kv_cache_dtype, config.kv_cache_dtype)
+    for kind in model.kv():
+        sizes = model.num_attention_heads, kind.kv_heads, kind.head_dim, config.block_size or PAGE
+        if reason := Native.cannot(Attend(*sizes, kv_dtype=stored, window=kind.window)):
+            return f"their attention {reason}"
     return None
 
 
@@ -143,14 +154,16 @@ def _granted(config: Config, facts: Any, reasons: Reasons) -> str | None:
     return lack
 
 
-def _select(name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str) -> str:
+def _select(
+    name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str, why: str | None = None
+) -> str:
     try:
         chosen = select(kind, [want(kind, offer) for offer in offers], forced, offers[0]["granted"])
     except Unsupported as error:
         if not offers[0]["pretended"]:
             raise
         return reasons.note(name, "none", str(error))  # what is missing here need not be missing there
-    return reasons.note(name, chosen.name, chosen.why)
+    return reasons.note(name, chosen.name, why or chosen.why)
 
 
 def want(kind: str, offer: dict[str, Any]) -> Any:
