@@ -61,7 +61,7 @@ def _offered(kind: str) -> EntryPoints:
 
 
 @lru_cache(maxsize=1)
-def _everything() -> EntryPoints:
+def _everything() -> Any:  # before Python 3.12 it has another type, with the same select
     """The entry points of all packages, whose files are some hundred."""
     return entry_points()
 

@@ -9,28 +9,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 PUT_OFF = "torch._meta_registrations"  # imported for what it registers: nothing in it is asked for by name
 COMPILERS = ("torch._dynamo", "torch._inductor", "torch._functorch.aot_autograd", "torch.onnx")
 
 
-class Later(MetaPathFinder, Loader):
+class Later:
     """Stands where the module would be; the real one comes before the first compiler does."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         if name == PUT_OFF:
-            return ModuleSpec(name, self)
+            loader: Any = self  # importlib.abc has a type for it, and takes long to import
+            return ModuleSpec(name, loader)
         if name in COMPILERS and PUT_OFF in sys.modules:
             self.fetch()
         return None
 
+    def create_module(self, spec: ModuleSpec) -> None:
+        """The usual one."""
+
     def exec_module(self, module: ModuleType) -> None:
-        pass
+        """Nothing is in it."""
 
     def fetch(self) -> None:
         """The real module, in the place of the empty one."""

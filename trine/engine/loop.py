@@ -108,8 +108,7 @@ def run(make: Make) -> None:
 def serve(link: Link, make: Make, orders: wire.Orders) -> None:
     """Start the engine, say so, and step it until told to stop."""
     engine, ready = make(orders.config, Path(orders.path))
-    gc.collect()
-    gc.freeze()  # what the start made stays: later collections need not look at it
+    gc.freeze()  # what the start made stays: no collection need look at it
     gc.enable()
     link.send([ready])
     Loop(engine, link).run()

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from .engine import Engine
 
 
-def start(
-    config: Config, path: Path, *, imports: threading.Thread | None = None
-) -> tuple[Engine, Ready]:
+def start(config: Config, path: Path, *, imports: threading.Thread | None = None) -> tuple[Engine, Ready]:
     """The engine, and what faces need to know of it. Torch is imported here, and not before, unless
     `imports` does so already: a thread to be waited for."""
     began = time.monotonic()
