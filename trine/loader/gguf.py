@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +88,9 @@ class GGUF:
 
     def get(self, name: str) -> torch.Tensor:
         """The tensor of a HuggingFace name, float32."""
-        import torch
-
         if (info := self.renamed.get(name)) is None:
             raise self._bad(f"has no tensor {name}")
+        torch = import_module("torch")  # faces open checkpoints too, and have none
         return torch.from_numpy(self._read(info, self._heads(name)))
 
     def stored_rows(self, name: str) -> tuple[str, Any] | None:
