@@ -1,7 +1,8 @@
 """Torch without what only its compilers need, in a process that is to start fast.
 
 `import torch` takes a third of its time for torch._meta_registrations: shapes of results computed in Python,
-which a compiler asks for and nothing here does. It is left out until somebody imports a compiler.
+which a compiler asks for, and meta devices and generators of random numbers. Serving on a CPU has none of
+them. It is left out until somebody imports a compiler, or says `fetch`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Later:
             loader: Any = self  # importlib.abc has a type for it, and takes long to import
             return ModuleSpec(name, loader)
         if name in COMPILERS and PUT_OFF in sys.modules:
-            self.fetch()
+            fetch()
         return None
 
     def create_module(self, spec: ModuleSpec) -> None:
@@ -36,11 +37,13 @@ class Later:
     def exec_module(self, module: ModuleType) -> None:
         """Nothing is in it."""
 
-    def fetch(self) -> None:
-        """The real module, in the place of the empty one."""
-        sys.meta_path.remove(self)
-        del sys.modules[PUT_OFF]
-        import_module(PUT_OFF)
+
+def fetch() -> None:
+    """All of torch from here on: the real module, in the place of the empty one."""
+    for finder in [finder for finder in sys.meta_path if isinstance(finder, Later)]:
+        sys.meta_path.remove(finder)
+        if sys.modules.pop(PUT_OFF, None):
+            import_module(PUT_OFF)
 
 
 def install() -> None:

@@ -16,6 +16,8 @@ from trine.config import Config
 from trine.core.messages import Ready
 from trine.loader import checkpoint
 
+from . import lean
+
 if TYPE_CHECKING:
     from trine.executor.base import Executor
     from trine.plan import Plan
@@ -36,11 +38,15 @@ def start(config: Config, path: Path, *, imports: threading.Thread | None = None
     lap("checkpoint")
     if imports:
         imports.join()
+    if config.load_format == "dummy":
+        lean.fetch()
     from trine.plan import resolve
     from trine.registry import get
 
     lap("import")
     plan = resolve(config, path)
+    if get("platforms", plan.platform).asynchronous:  # a GPU's libraries may want any of it
+        lean.fetch()
     lap("plan")
     executor = make_executor(plan)
     seconds |= executor.call("seconds")[0]

@@ -8,11 +8,11 @@ what a step is for.
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from torch import Tensor
 
+from trine.kernels.installed import missing
 from trine.registry import get
 
 from .base import Limits, Store, Want
@@ -41,8 +41,8 @@ class Flash(Mixed):
             return f"is for 16 bits, KV alike, not {want.dtype} (KV {want.kv_dtype})"
         if want.head_dim % 8 or want.head_dim > 256:
             return f"is for heads of up to 256 numbers, by eights, not {want.head_dim}"
-        if find_spec("flash_attn_interface") is None:
-            return "tokenspeed-fa3 is not installed (pip install tokenspeed-fa3)"
+        if reason := missing("flash_attn_interface", "pip install tokenspeed-fa3"):
+            return reason
         return get("kernels.attention", "triton").cannot(want)
 
     def __init__(

@@ -8,12 +8,12 @@ from the device: a step with such rows waits for the device once. It does not kn
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trine.kernels.installed import missing
 from trine.registry import get
 
 from .base import Limits, Store, Want
@@ -42,8 +42,8 @@ class FlashInfer(Mixed):
             return f"is for 16 bits, KV alike, not {want.dtype} (KV {want.kv_dtype})"
         if want.head_dim not in (64, 128, 256):
             return f"is for heads of 64, 128 or 256 numbers, not {want.head_dim}"
-        if find_spec("flashinfer") is None:
-            return "flashinfer is not installed (pip install 'flashinfer-python>=0.6.14,<0.7')"
+        if reason := missing("flashinfer", "pip install 'flashinfer-python>=0.6.14,<0.7'"):
+            return reason
         return get("kernels.attention", "triton").cannot(want)
 
     def __init__(

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from trine.config import interpreted
 from trine.core.types import Share
+from trine.kernels.installed import missing
 
 from .base import Limits, Step, Store, Want
 
@@ -109,8 +110,6 @@ class Tree:
     def cannot(cls, want: Want) -> str | None:
         if want.device not in ("cuda", "rocm") and not _interpreted():
             return f"is for GPUs, not for {want.device}"
-        if find_spec("triton") is None:
-            return "triton is not installed"
         if want.heads % want.kv_heads:
             return f"{want.heads} heads cannot share {want.kv_heads} KV heads evenly"
         if want.head_dim > 256 or want.heads // want.kv_heads > 64:
@@ -120,7 +119,7 @@ class Tree:
         capability: Any = getattr(want, "capability", (9, 0))
         if want.device == "cuda" and want.kv_dtype in EIGHTH and (0, 0) < capability < (8, 9):
             return f"KV of {want.kv_dtype} needs compute capability 8.9"
-        return None
+        return missing("triton")
 
     def __init__(
         self,

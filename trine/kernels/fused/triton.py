@@ -5,11 +5,12 @@ Shapes of launches depend on the sizes of a row alone, or touch no sum: a row's 
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+from trine.kernels.installed import missing
 
 from .base import HeadNorm, Heads, Places, Want
 
@@ -41,7 +42,7 @@ class Triton:
     def cannot(cls, want: Want) -> str | None:
         if want.device not in ("cuda", "rocm"):
             return f"is for GPUs, not {want.device}"
-        return None if find_spec("triton") else "triton is not installed"
+        return missing("triton")
 
     def __init__(self, want: Want | None = None) -> None:
         from trine.kernels.jit import fused, quick

@@ -7,10 +7,10 @@ both add them in the same order.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 from torch import Tensor
+
+from trine.kernels.installed import missing
 
 from .base import FLOATS, Behind, Want
 from .choice import cdiv
@@ -33,7 +33,7 @@ class Fixed:
             return f"is for float weights, not {want.weights}"
         if want.device not in ("cuda", "rocm"):
             return f"is for GPUs, not {want.device}"
-        return None if find_spec("triton") else "triton is not installed"
+        return missing("triton")
 
     def __init__(self, want: Want) -> None:
         self.shape = WIDE if want.weights == "float32" else SHAPE

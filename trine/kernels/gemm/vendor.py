@@ -7,12 +7,13 @@ of rows, and on what was measured at this start.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from trine.kernels.installed import missing
 
 from .base import FLOATS, Behind, Want
 from .choice import Burst, Choice, Shape
@@ -35,7 +36,7 @@ class Vendor:
         return "its sums depend on the number of rows" if want.invariant else None
 
     def __init__(self, want: Want) -> None:
-        self.tiles = Tiles(want) if find_spec("triton") else None
+        self.tiles = Tiles(want) if missing("triton") is None else None
         self.choice = Choice(want)
         self.mixed = _mixes(getattr(torch, want.weights))
         self.measured, self.why = measured(want)
