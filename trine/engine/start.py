@@ -38,15 +38,13 @@ def start(config: Config, path: Path, *, imports: threading.Thread | None = None
     lap("checkpoint")
     if imports:
         imports.join()
-    if config.load_format == "dummy":
-        lean.fetch()
     from trine.plan import resolve
     from trine.registry import get
 
+    if not _lean(config):
+        lean.fetch()
     lap("import")
     plan = resolve(config, path)
-    if get("platforms", plan.platform).asynchronous:  # a GPU's libraries may want any of it
-        lean.fetch()
     lap("plan")
     executor = make_executor(plan)
     seconds |= executor.call("seconds")[0]
@@ -81,6 +79,15 @@ def start(config: Config, path: Path, *, imports: threading.Thread | None = None
         plan=[(choice.name, choice.value, choice.why) for choice in plan.choices],
         seconds={name: round(value, 3) for name, value in seconds.items()},
     )
+
+
+def _lean(config: Config) -> bool:
+    """Whether torch can stay without what was put off: a GPU's libraries may want any of it, and so do
+    random weights."""
+    from trine.plan import Reasons
+    from trine.plan.machine import platform
+
+    return config.load_format != "dummy" and not platform(config, Reasons(), real=True).asynchronous
 
 
 def make_executor(plan: Plan) -> Executor:
