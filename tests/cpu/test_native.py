@@ -89,17 +89,23 @@ class Running:
     """A model, native or in plain torch, over pages of its own."""
 
     def __init__(
-        self, family: str, native: bool, threads: int = 2, kv: torch.dtype = torch.float32, **options: Any
+        self,
+        family: str,
+        native: bool,
+        threads: int = 2,
+        kv: torch.dtype = torch.float32,
+        page: int = 16,
+        **options: Any,
     ) -> None:
         module = import_module(f"trine.models.{family}")
         config = module.Model.Config.from_dict({"model_type": family} | module.Model.tiny | options)
         kinds = sorted({Kind(s.kv_heads, s.head_dim, s.window) for s in config.kv()})
         groups = [kinds.index(Kind(s.kv_heads, s.head_dim, s.window)) for s in config.kv()]
-        self.store = Paged(kinds, groups, 16, 400, dtype=kv)
+        self.store = Paged(kinds, groups, page, 400, dtype=kv)
         backend, limits = Native if native else Reference, Limits(64, 64, 2048, 2048)
         self.attention: list[Any] = []
         for i, kind in enumerate(kinds):
-            want = Want(config.num_attention_heads, kind.kv_heads, kind.head_dim, 16, kv_dtype=str(kv)[6:], window=kind.window)  # fmt: skip
+            want = Want(config.num_attention_heads, kind.kv_heads, kind.head_dim, page, kv_dtype=str(kv)[6:], window=kind.window)  # fmt: skip
             self.attention.append(backend(want, self.store, None, i, limits))
         names = ("blocks", "native") if native else ("float32", "reference")
         layers = [self.attention[g] for g in groups]
@@ -150,6 +156,14 @@ def test_no_bit_depends_on_neighbours_chunks_or_threads(kv: torch.dtype) -> None
         parts = [beside.step([(0, count), (1, 30 + count)])[:count] for count in (17, 239, 44, 300)]
         assert torch.equal(torch.cat(parts), whole)
         assert torch.equal(beside.step([(0, 1), (1, 1), (2, 5)])[:1], one)
+
+
+@pytest.mark.parametrize("page", [32, 80])
+def test_no_bit_depends_on_the_size_of_a_page(page: int) -> None:
+    options = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 1}
+    one, other = Running("qwen2", True, **options), Running("qwen2", True, page=page, **options)
+    for rows in ([(0, 300), (1, 7)], [(1, 1), (0, 90)]):
+        assert torch.equal(one.step(rows), other.step(rows))
 
 
 @pytest.mark.parametrize("prefix", [256, 1024, 704])
