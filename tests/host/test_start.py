@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from tests.kit import gguf_file as kit
 from tests.kit.imports import HEAVY, modules
-from tests.kit.process import ask, made, read, tokens
+from tests.kit.process import SCRIPT, ask, made, read, tokens
 from trine import registry
-from trine.engine.spawn import early
+from trine.config import Config
+from trine.engine.client import EngineClient
+from trine.engine.spawn import early, spawn
 from trine.flags import Help, fields
 from trine.loader import header
+from trine.server import run
 
 SERVER = """
 from trine.cli import parser, read
@@ -141,3 +147,32 @@ def test_a_start_that_is_left_is_no_start() -> None:
         assert client.health.reason == "closed"
 
     asyncio.run(body())
+
+
+def test_who_is_told_to_end_while_it_opens_the_model_ends_and_tidies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine starts before the server can be asked, so there is something to tidy already."""
+    folders, answered = [], []
+
+    def told(config: Config, path: Path) -> None:
+        """What opens the tokenizer takes so long that the signal comes first."""
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ended.wait(60)
+
+    async def body() -> int:
+        process = spawn((sys.executable, SCRIPT))
+        try:
+            return await run._serve(Config(), Path("/nowhere"), lambda *_: answered.append(1), process)
+        finally:
+            assert process.poll() is not None
+
+    real, ended = EngineClient.close, threading.Event()
+
+    async def close(self: EngineClient) -> None:
+        folders.append(self.folder.path)
+        ended.set()
+        await real(self)
+
+    monkeypatch.setattr(EngineClient, "close", close)
+    monkeypatch.setattr(run, "_tokenizer", told)
+    assert asyncio.run(body()) == 0
+    assert folders and not answered and not any(folder.exists() for folder in folders)

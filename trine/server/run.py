@@ -62,12 +62,19 @@ async def _serve(config: Config, path: Path, ready: Announce, process: Process |
     metrics = Metrics()
     engine = EngineClient(config, path, listener=metrics, process=process)
     starting = asyncio.create_task(engine.start())  # takes longest, so it goes first
+    opening = asyncio.create_task(asyncio.to_thread(_tokenizer, config, path))
+    told = asyncio.Event()
+    waiting = asyncio.create_task(told.wait())
     try:
-        tokenizer = await asyncio.to_thread(_tokenizer, config, path)
-        return await _answer(config, engine, tokenizer, metrics, ready)
+        with on_signals(told.set):
+            await asyncio.wait((opening, waiting), return_when=asyncio.FIRST_COMPLETED)
+            if not opening.done():  # told to end before anybody could ask anything
+                return 0
+            return await _answer(config, engine, opening.result(), metrics, ready, told)
     finally:
         await engine.close()
-        await asyncio.gather(starting, return_exceptions=True)
+        waiting.cancel()
+        await asyncio.gather(starting, opening, waiting, return_exceptions=True)
 
 
 def _tokenizer(config: Config, path: Path) -> Tokenizer:
@@ -79,7 +86,12 @@ def _tokenizer(config: Config, path: Path) -> Tokenizer:
 
 
 async def _answer(
-    config: Config, engine: EngineClient, tokenizer: Tokenizer, metrics: Metrics, ready: Announce
+    config: Config,
+    engine: EngineClient,
+    tokenizer: Tokenizer,
+    metrics: Metrics,
+    ready: Announce,
+    told: asyncio.Event,
 ) -> int:
     template = ChatTemplate.of(tokenizer)
     service = Service(
@@ -93,7 +105,7 @@ async def _answer(
         meter=metrics,
     )
     admin = Path(config.admin_socket) if config.admin_socket else engine.folder.path / "admin"
-    front = Front(config, service, admin)
+    front = Front(config, service, admin, told)
     warming = asyncio.create_task(_warm(service, template))
     try:
         return await front.run(engine, ready)
@@ -114,19 +126,21 @@ async def _warm(service: Service, template: ChatTemplate) -> None:
 class Front:
     """Both listeners over one service."""
 
-    def __init__(self, config: Config, service: Service, admin: Path) -> None:
+    def __init__(
+        self, config: Config, service: Service, admin: Path, told: asyncio.Event | None = None
+    ) -> None:
         self.config, self.service, self.admin = config, service, admin
         self.apps = [
             make_app(service, config),
             make_app(service, config, admin=True),
         ]
         self.signals = self.status = 0
-        self.told = asyncio.Event()  # to end
+        self.told = told or asyncio.Event()  # to end
         self.cut = asyncio.Event()  # to end now
 
     async def run(self, engine: Any, ready: Announce | None = None) -> int:
         """Until told to end, or the engine is given up. The exit status."""
-        with self._signals(), contextlib.ExitStack() as sockets:
+        with on_signals(self.stop), contextlib.ExitStack() as sockets:
             public = sockets.enter_context(listen(self.config.host, self.config.port))
             admin = sockets.enter_context(listen_unix(self.admin))
             listeners = [Listener(app, self.config) for app in self.apps]
@@ -196,17 +210,6 @@ class Front:
                 await asyncio.wait_for(self.service.idle.wait(), LAST_SECONDS)
         self.service.close()
 
-    @contextlib.contextmanager
-    def _signals(self) -> Iterator[None]:
-        loop, names = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
-        for name in names:
-            loop.add_signal_handler(name, self.stop)
-        try:
-            yield
-        finally:
-            for name in names:
-                loop.remove_signal_handler(name)
-
 
 class Listener(uvicorn.Server):
     """uvicorn on one socket, without its signals, logs of requests, headers and websockets."""
@@ -229,6 +232,19 @@ class Listener(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def on_signals(call: Callable[[], None]) -> Iterator[None]:
+    """Who tells the server to end calls this, instead of whoever was called before."""
+    loop, names = asyncio.get_running_loop(), (signal.SIGTERM, signal.SIGINT)
+    for name in names:
+        loop.add_signal_handler(name, call)
+    try:
+        yield
+    finally:
+        for name in names:
+            loop.remove_signal_handler(name)
 
 
 def check_address(config: Config) -> None:
