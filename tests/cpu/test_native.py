@@ -205,11 +205,44 @@ def test_what_cannot_be_recorded_says_so() -> None:
 
 def test_what_attention_cannot() -> None:
     def said(**more: Any) -> str:
-        given: dict[str, Any] = {"heads": 4, "kv_heads": 2, "head_dim": 16, "page_size": 16}
+        given: dict[str, Any] = {
+            "heads": 4,
+            "kv_heads": 2,
+            "head_dim": 16,
+            "page_size": 16,
+            "weights": "blocks",
+        }
         return str(Native.cannot(Want(**(given | more))))
 
     assert said() == "None"
+    assert "blocks" in said(weights="int8")
     assert "pages" in said(page_size=8)
     assert "heads" in said(head_dim=12)
     assert "softcap" in said(softcap=1.0)
     assert "KV" in said(kv_dtype="float16")
+
+
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q8_0", "float32", "float16", "bfloat16"])
+def test_an_embedding_is_looked_up_as_the_file_has_it(name: str) -> None:
+    from trine.layers.embedding import Embedding
+
+    weight, tape = torch.randn(9, 64), Tape([])
+    rows: Any = blocks(weight, name) if name in NAMES else weight.to(getattr(torch, name))
+    table = Embedding(9, 64, "blocks", torch.float32)
+    table.put("weight", rows)
+    one = pack([(0, torch.eye(64) * 127)], 64, 64)
+    ids: Any = tape.step().ids
+    tape.linear(table(ids), one, wide=True)
+    order = torch.tensor([8, 0, 3])
+    given: Any = SimpleNamespace(
+        ids=order,
+        positions=order,
+        starts=order,
+        lengths=order,
+        slots=order[:0],
+        wanted=None,
+        write=[],
+        pages=[],
+    )
+    found = Program(tape, 1, 32, (3, 64))(given) / 127
+    assert torch.allclose(found, rows.float()[order], atol=0.02)

@@ -77,29 +77,22 @@ def choose(
     }
     kinds = dict.fromkeys((kind.kv_heads, kind.head_dim, kind.window) for kind in model.kv())
     layers = [offer | dict(zip(("kv_heads", "head_dim", "window"), kind, strict=True)) for kind in kinds]
-    forced = "native" if dtype == "blocks" else "auto"
-    why = "goes with weights in blocks" if dtype == "blocks" else None
     return Kernels(
         dtype,
         activations,
         kv,
         product=_select("product", "kernels.gemm", [offer], reasons, "auto"),
-        fused=_select("fused", "kernels.fused", [offer], reasons, forced, why),
+        fused=_select("fused", "kernels.fused", [offer], reasons, "auto"),
         table=_select("table", "kernels.table", [offer], reasons, "auto"),
         sampling=_select("sampling", "kernels.sampling", [offer], reasons, "auto"),
-        attention=_select(
-            "attention",
-            "kernels.attention",
-            layers,
-            reasons,
-            config.attention if forced == "auto" else forced,
-            why,
-        ),
+        attention=_select("attention", "kernels.attention", layers, reasons, config.attention),
     )
 
 
 def _dtype(config: Config, checkpoint: Any, model: Any, facts: Any, reasons: Reasons) -> str:
-    reason = _not_native(config, model) if facts.kind == "cpu" else f"they are for a CPU, not {facts.kind}"
+    reason = (
+        _not_native(config, model, facts) if facts.kind == "cpu" else f"they are for a CPU, not {facts.kind}"
+    )
     if config.dtype == "blocks" and reason:
         raise Unsupported(f"--dtype blocks needs the native kernels, and they cannot: {reason}")
     if config.dtype != "auto":
@@ -117,20 +110,20 @@ def _dtype(config: Config, checkpoint: Any, model: Any, facts: Any, reasons: Rea
     return reasons.note("dtype", half, f"the default on a GPU; the checkpoint says {stored or 'nothing'}")
 
 
-def _not_native(config: Config, model: Any) -> str | None:
+def _not_native(config: Config, model: Any, facts: Any) -> str | None:
     """Why a step cannot be one native call; None if it can."""
     if reason := library.cannot():
         return reason
     if config.attention not in ("auto", "native"):
         return f"--attention {config.attention}"
-    heads = model.num_attention_heads * model.head_dim
-    for name, size in (("hidden_size", model.hidden_size), ("intermediate_size", model.intermediate_size), ("heads", heads)):  # fmt: skip
-        if size % library.GROUP:
+    for name in ("hidden_size", "intermediate_size"):
+        if (size := getattr(model, name)) % library.GROUP:
             return f"{name} {size} is no multiple of {library.GROUP}"
-    stored = {"auto": "bfloat16", "fp8": "float8_e4m3fn"}.get(config.kv_cache_dtype, config.kv_cache_dtype)
+    stored = _kv_dtype(config, "blocks", "float32", facts, Reasons())
     for kind in model.kv():
         sizes = model.num_attention_heads, kind.kv_heads, kind.head_dim, config.block_size or PAGE
-        if reason := Native.cannot(Attend(*sizes, kv_dtype=stored, window=kind.window)):
+        want = Attend(*sizes, kv_dtype=stored, window=kind.window, weights="blocks")
+        if reason := Native.cannot(want):
             return f"their attention {reason}"
     return None
 
@@ -154,16 +147,14 @@ def _granted(config: Config, facts: Any, reasons: Reasons) -> str | None:
     return lack
 
 
-def _select(
-    name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str, why: str | None = None
-) -> str:
+def _select(name: str, kind: str, offers: list[dict[str, Any]], reasons: Reasons, forced: str) -> str:
     try:
         chosen = select(kind, [want(kind, offer) for offer in offers], forced, offers[0]["granted"])
     except Unsupported as error:
         if not offers[0]["pretended"]:
             raise
         return reasons.note(name, "none", str(error))  # what is missing here need not be missing there
-    return reasons.note(name, chosen.name, why or chosen.why)
+    return reasons.note(name, chosen.name, chosen.why)
 
 
 def want(kind: str, offer: dict[str, Any]) -> Any:

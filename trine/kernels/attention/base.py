@@ -73,6 +73,7 @@ class Want(Struct, frozen=True):
     invariant: bool = True  # a token's result must not depend, in any bit, on what shares the step
     device: str = "cpu"
     capability: tuple[int, int] = (0, 0)  # of a GPU: Facts.capability
+    weights: str = ""  # that the model multiplies by: gemm.base.Want
 
 
 class Store(Protocol):

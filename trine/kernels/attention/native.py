@@ -10,6 +10,7 @@ from typing import Any
 
 from trine.core.types import Share
 from trine.kernels.native import library
+from trine.kernels.native.blocks import not_blocks
 
 from .base import Limits, Step, Store, Want
 
@@ -20,14 +21,14 @@ class Native:
     """One KV group's."""
 
     name = "native"
-    order = 200
+    order = 60
     may_share = True
     shares_now = False
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        if want.device != "cpu":
-            return f"is for a CPU, not {want.device}"
+        if reason := not_blocks(want.weights) or library.cannot(want.device):
+            return reason
         if want.page_size % PAGE:
             return f"is for pages of multiples of {PAGE} tokens, not {want.page_size}"
         if want.head_dim % 8 or want.heads * want.head_dim % 32:
@@ -40,7 +41,7 @@ class Native:
             return f"keeps KV in float32 or bfloat16, not {want.kv_dtype}"
         if want.softcap or want.sinks:
             return "knows no softcap and no sinks"
-        return library.cannot()
+        return None
 
     def __init__(
         self, want: Want, store: Store, platform: Any, group: int = 0, limits: Limits | None = None

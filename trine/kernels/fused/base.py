@@ -17,6 +17,7 @@ class Want(Struct, frozen=True):
     dtype: str = "float32"  # of activations
     device: str = "cpu"
     capability: tuple[int, int] = (0, 0)  # of an NVIDIA device
+    weights: str = ""  # that the model multiplies by: gemm.base.Want
 
 
 class Heads(NamedTuple):

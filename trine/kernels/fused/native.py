@@ -1,6 +1,6 @@
 """The small operations of a native step: they are recorded, not done (see trine/kernels/native/tape.py).
 
-Only weights in blocks are multiplied natively, so this is taken with them and never by itself.
+Only products by weights in blocks are recorded, so this goes with them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from trine.kernels.native import library
+from trine.kernels.native.blocks import not_blocks
 
 from .base import HeadNorm, Heads, Places, Want
 
@@ -24,11 +25,11 @@ class Native:
     """Operations of a tape. x, residual, qkv and what comes back are its symbols."""
 
     name = "native"
-    order = 200
+    order = 30
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        return library.cannot() if want.device == "cpu" else f"is for a CPU, not {want.device}"
+        return not_blocks(want.weights) or library.cannot(want.device)
 
     def __init__(self, want: Want | None = None) -> None: ...
 

@@ -11,9 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from trine.kernels.native import library
-from trine.kernels.native.blocks import Packed
+from trine.kernels.native.blocks import Packed, not_blocks
 
-from .base import Want, not_cpu
+from .base import Want
 
 
 class Native:
@@ -24,9 +24,7 @@ class Native:
 
     @classmethod
     def cannot(cls, want: Want) -> str | None:
-        if want.weights != "blocks":
-            return f"is for weights in blocks, not {want.weights}"
-        return not_cpu(want) or library.cannot()
+        return not_blocks(want.weights) or library.cannot(want.device)
 
     def __init__(self, want: Want) -> None: ...
 

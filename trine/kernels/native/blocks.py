@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,19 +15,21 @@ from .library import GROUP
 KINDS = {2: (18, 4), 3: (20, 4), 8: (34, 8)}  # Q4_0, Q4_1, Q8_0
 NAMES = {"Q4_0": 2, "Q4_1": 3, "Q8_0": 8}
 FLOATS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 30}
-LANES = 8
-SIZES = {4: 160, 8: 272}  # bytes of a group of LANES outputs
+ROWS = 4096  # that are float32 at a time: a whole vocabulary would be large
 
 
-class Blocks(NamedTuple):
-    """Rows of a matrix, as they are stored."""
+class Blocks:
+    """Rows of a matrix, as they are stored: `kind` of KINDS, `data` [rows, bytes] uint8."""
 
-    kind: int  # of KINDS
-    data: Tensor  # [rows, bytes] uint8
+    def __init__(self, kind: int, data: Tensor) -> None:
+        self.kind, self.data = kind, data
 
     @property
     def shape(self) -> tuple[int, int]:
         return len(self.data), self.data.shape[1] // KINDS[self.kind][0] * GROUP
+
+    def __getitem__(self, rows: slice) -> Blocks:
+        return Blocks(self.kind, self.data[rows])
 
     def index_select(self, dim: int, ids: Any) -> Any:
         """Rows by their numbers, as of a tensor; recorded if `ids` is a symbol."""
@@ -44,25 +46,34 @@ class Packed:
     """A weight [outs, ins] in groups, for products."""
 
     def __init__(self, outs: int, ins: int, bits: int) -> None:
-        size = -(-outs // LANES) * (ins // GROUP) * SIZES[bits]
-        self.data = torch.zeros(size, dtype=torch.uint8)
-        self.struct = library.Weights(self.data.data_ptr(), -(-outs // LANES) * LANES, ins, bits, outs)
+        self.data = torch.zeros(library.load().trine_bytes(outs, ins, bits), dtype=torch.uint8)
+        self.struct = library.Weights(self.data.data_ptr(), outs, ins, bits)
 
     def put(self, start: int, rows: Blocks | Tensor) -> None:
-        """Rows from output `start` on."""
-        kind, data = rows if isinstance(rows, Blocks) else (0, rows.float().contiguous())
-        bits = self.struct.bits
-        if bits != (KINDS[kind][1] if kind else 8):
-            assert isinstance(rows, Blocks) and bits == 8
-            kind, data = 0, rows.float()
-        step = data.stride(0) * data.element_size()
+        """Rows from output `start` on. What is not stored in so many bits is rounded to 8."""
+        if isinstance(rows, Blocks) and KINDS[rows.kind][1] == self.struct.bits:
+            self._pack(rows.kind, start, rows.data)
+            return
+        assert self.struct.bits == 8
+        for i in range(0, rows.shape[0], ROWS):
+            self._pack(FLOATS[torch.float32], start + i, rows[i : i + ROWS].float().contiguous())
+
+    def _pack(self, kind: int, start: int, data: Tensor) -> None:
+        size = data.stride(0) * data.element_size()
         library.load().trine_pack(
-            kind, data.data_ptr(), step, len(data), self.data.data_ptr(), start, self.struct.ins, bits
+            kind,
+            data.data_ptr(),
+            size,
+            len(data),
+            self.data.data_ptr(),
+            start,
+            self.struct.ins,
+            self.struct.bits,
         )
 
     def float(self) -> Tensor:
         """[outs, ins]."""
-        out = torch.empty(self.struct.used, self.struct.ins)
+        out = torch.empty(self.struct.outs, self.struct.ins)
         library.load().trine_unpack(ctypes.byref(self.struct), out.data_ptr())
         return out
 
@@ -74,3 +85,8 @@ def pack(parts: list[tuple[int, Blocks | Tensor]], outs: int, ins: int) -> Packe
     for start, rows in parts:
         packed.put(start, rows)
     return packed
+
+
+def not_blocks(weights: str) -> str | None:
+    """What native kernels say to other weights."""
+    return None if weights == "blocks" else f"goes with weights in blocks, not {weights or 'others'}"

@@ -19,7 +19,7 @@ RUN = 256  # positions whose softmax is its own
 class Weights(Structure):
     """See src/product.h."""
 
-    _fields_ = [("data", c_void_p), ("outs", c_int32), ("ins", c_int32), ("bits", c_int32), ("used", c_int32)]
+    _fields_ = [("data", c_void_p), ("outs", c_int32), ("ins", c_int32), ("bits", c_int32)]
 
 
 class Op(Structure):
@@ -38,6 +38,8 @@ class Buffer(Structure):
 
 
 class Group(Structure):
+    """Of KV: `Shape` of src/attention.h."""
+
     _fields_ = [(name, c_int32) for name in ("heads", "kv_heads", "dim", "page", "window")] + [
         ("scale", c_float)
     ]
@@ -65,6 +67,16 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "trine_step": (None, (c_void_p, POINTER(Step))),
     "trine_pack": (None, (c_int, c_void_p, c_size_t, c_int64, c_void_p, c_int64, c_int, c_int)),
     "trine_unpack": (None, (POINTER(Weights), c_void_p)),
+    "trine_bytes": (c_int64, (c_int, c_int, c_int)),
+    "trine_choose": (None, (c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_void_p)),
+    "trine_see": (
+        None,
+        (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p),
+    ),
+    "trine_table_apply": (c_int64, (c_void_p, c_void_p, c_int64, c_int64)),
+    "trine_table_singles": (c_int64, (c_void_p, c_void_p, c_int64, c_void_p)),
+    "trine_table_ragged": (c_int64, (c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_void_p)),
+    "trine_table_append": (c_int64, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
 }
 
 
@@ -76,8 +88,10 @@ def load() -> ctypes.CDLL:
     return found
 
 
-def cannot() -> str | None:
-    """Why there is none."""
+def cannot(device: str = "cpu") -> str | None:
+    """Why there is none, or why it serves no such device."""
+    if device != "cpu":
+        return f"is for a CPU, not {device}"
     found = _load()
     return found if isinstance(found, str) else None
 

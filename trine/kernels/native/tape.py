@@ -101,9 +101,9 @@ class Tape:
     def linear(self, x: Symbol, weight: Packed, wide: bool) -> Symbol:
         """wide: the logits."""
         out = (
-            Symbol(self, weight.struct.used, x.wanted, LOGITS)
+            Symbol(self, weight.struct.outs, x.wanted, LOGITS)
             if wide
-            else self._new(weight.struct.used, x.wanted)
+            else self._new(weight.struct.outs, x.wanted)
         )
         flags = QUANTIZED if x.maker is not None else 0
         if x.maker is not None:

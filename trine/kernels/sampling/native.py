@@ -6,12 +6,13 @@ for what grows: how many tokens there are, and which.
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from trine.kernels.native import library
 
 from .base import REALS, WHOLES, Ask, Choice, Rows, Seen
 
@@ -42,21 +43,11 @@ class Native:
 
     @classmethod
     def cannot(cls, want: Any) -> str | None:
-        if want.device != "cpu":
-            return f"is for a CPU, not {want.device}"
-        from trine.kernels.native import library
-
-        return library.cannot()
+        return library.cannot(want.device)
 
     def __init__(self, want: Any = None) -> None:
-        from trine.kernels.native import library
-
         loaded = library.load()
-        self._choose, self._see = loaded["trine_choose"], loaded["trine_see"]
-        self._choose.restype = self._see.restype = None
-        at, count = c_void_p, c_int64
-        self._choose.argtypes = [at, at, count, count, at, at]
-        self._see.argtypes = [at, count, count, at, count, at, count, at, at]
+        self._choose, self._see = loaded.trine_choose, loaded.trine_see
         self.plan: Plan | None = None
         self.turn = 0
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ctypes import c_int64, c_void_p
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from trine.kernels.native import library
 
 from .base import Singles, State
 
@@ -33,27 +34,12 @@ class Native:
 
     @classmethod
     def cannot(cls, want: Any) -> str | None:
-        if want.device != "cpu":
-            return f"is for a CPU, not {want.device}"
-        from trine.kernels.native import library
-
-        return library.cannot()
+        return library.cannot(want.device)
 
     def __init__(self, want: Any = None) -> None:
-        from trine.kernels.native import library
-
         loaded = library.load()
-        at, count = c_void_p, c_int64
-        types = {
-            "apply": [at, at, count, count],
-            "singles": [at, at, count, at],
-            "ragged": [at, at, count, at, count, at],
-            "append": [at, at, at, count, count],
-        }
-        calls = [loaded[f"trine_table_{name}"] for name in types]
-        for call, arguments in zip(calls, types.values(), strict=True):
-            call.restype, call.argtypes = c_int64, arguments
-        self._apply, self._singles, self._ragged, self._append = calls
+        self._apply, self._singles = loaded.trine_table_apply, loaded.trine_table_singles
+        self._ragged, self._append = loaded.trine_table_ragged, loaded.trine_table_append
         self.known: Known | None = None
         self.turn = 0
 

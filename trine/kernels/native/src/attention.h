@@ -23,10 +23,10 @@ struct Step {
   float* logits;                 // [wanted, vocab]
 };
 
-struct Shape {
-  int heads, kv_heads, dim, page;
+struct Shape {  // of a KV group
+  int32_t heads, kv_heads, dim, page;
+  int32_t window;  // 0: none
   float scale;
-  int window;  // 0: none
 };
 
 // A layer's store. Keys of a page: [kv_heads, dim, page]; values: [kv_heads, page, dim].

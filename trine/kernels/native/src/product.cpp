@@ -1,25 +1,6 @@
 #include "product.h"
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
 
 namespace TRINE_ISA {
-
-static inline float half(uint16_t h) {
-#if defined(__F16C__)
-  return _cvtsh_ss(h);
-#else
-  uint32_t sign = uint32_t(h & 0x8000) << 16, power = (h >> 10) & 31, rest = h & 1023, out;
-  if (power == 0) {
-    float small = std::ldexp(float(rest), -24);
-    return sign ? -small : small;
-  }
-  out = sign | (power == 31 ? 0x7f800000 : (power + 112) << 23) | (rest << 13);
-  float value;
-  std::memcpy(&value, &out, 4);
-  return value;
-#endif
-}
 
 static inline f8 halves(const uint8_t* p) {
 #if defined(__F16C__)
@@ -156,7 +137,7 @@ void product(const Weights& w, const Rows& x, int first, int last, int from, int
   float room[4 * LANES];
   for (int out = from; out < to; out += LANES) {
     const uint8_t* p = w.data + size_t(out / LANES) * size;
-    const bool whole = out + LANES <= w.used;
+    const bool whole = out + LANES <= w.outs;
     for (int row = first; row < last;) {
       const int rows = last - row >= 4 ? 4 : 1;
       float* to_here = whole ? y + size_t(row) * stride + out : room;
@@ -167,9 +148,9 @@ void product(const Weights& w, const Rows& x, int first, int last, int from, int
         w.bits == 4 ? tile4<1>(p, groups, x, row, w.ins, to_here, step) : tile8<1>(p, groups, x, row, w.ins, to_here, step);
       for (int r = 0; r < rows; r++) {
         float* line = y + size_t(row + r) * stride + out;
-        if (!whole) std::memcpy(line, room + r * LANES, sizeof(float) * (w.used - out));
+        if (!whole) std::memcpy(line, room + r * LANES, sizeof(float) * (w.outs - out));
         if (bias)
-          for (int i = 0; i < LANES && out + i < w.used; i++) line[i] += bias[out + i];
+          for (int i = 0; i < LANES && out + i < w.outs; i++) line[i] += bias[out + i];
       }
       row += rows;
     }
@@ -201,6 +182,34 @@ void quantize(const float* x, int size, int8_t* q, float* scale, float* sum) {
   }
 }
 
+// ---- as files have it. Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h (MIT) ------------
+
+static inline uint16_t sixteen(const uint8_t* p) {
+  uint16_t bits;
+  std::memcpy(&bits, p, 2);
+  return bits;
+}
+
+void numbers(int kind, const uint8_t* row, int size, float* out) {
+  if (kind == 0) std::memcpy(out, row, sizeof(float) * size);
+  if (kind == 1)
+    for (int i = 0; i < size; i++) out[i] = half(sixteen(row + 2 * i));
+  if (kind == 30)
+    for (int i = 0; i < size; i++) out[i] = number(bf16{sixteen(row + 2 * i)});
+  if (kind == 8)
+    for (int i = 0; i < size; i++) {
+      const uint8_t* block = row + i / GROUP * 34;
+      out[i] = half(sixteen(block)) * float(int8_t(block[2 + i % GROUP]));
+    }
+  if (kind == 2 || kind == 3)
+    for (int i = 0; i < size; i++) {
+      const uint8_t* block = row + i / GROUP * (kind == 2 ? 18 : 20);
+      const int at = i % GROUP, both = block[(kind == 2 ? 2 : 4) + at % 16], q = at < 16 ? both & 15 : both >> 4;
+      const float d = half(sixteen(block));
+      out[i] = d * float(q) + (kind == 2 ? -8.0f * d : half(sixteen(block + 2)));
+    }
+}
+
 // ---- packing -----------------------------------------------------------------------------------------
 
 static void place4(uint8_t* group, int lane, int at, int value) {  // element `at` of a group of one output
@@ -226,18 +235,14 @@ static uint16_t to_half(float value) {
 
 static void scale_at(uint8_t* group, int offset, int lane, uint16_t value) { std::memcpy(group + offset + 2 * lane, &value, 2); }
 
-// Rows of GGUF blocks to groups of LANES outputs, from output `start` on. kind: 2 Q4_0, 3 Q4_1, 8 Q8_0 (ggml's
-// numbers), 0 float32 (to 8 bits). Blocks: https://github.com/ggml-org/ggml/blob/master/src/ggml-common.h (MIT).
+// A row to its lane of the groups of LANES outputs. kind, see `numbers`: 2, 3 and 8 as they are, 0 rounded to 8 bits.
 static void pack_row(int kind, const uint8_t* row, uint8_t* out, int64_t output, int groups, int bits) {
   const int size = bits == 4 ? FOUR : EIGHT, lane = int(output % LANES);
   uint8_t* group = out + size_t(output / LANES) * groups * size;
   for (int g = 0; g < groups; g++, group += size) {
     if (kind == 2 || kind == 3) {
       const uint8_t* block = row + size_t(g) * (kind == 2 ? 18 : 20);
-      uint16_t d, m;
-      std::memcpy(&d, block, 2);
-      if (kind == 3) std::memcpy(&m, block + 2, 2);
-      else m = to_half(-8.0f * half(d));
+      const uint16_t d = sixteen(block), m = kind == 3 ? sixteen(block + 2) : to_half(-8.0f * half(d));
       const uint8_t* q = block + (kind == 2 ? 2 : 4);
       for (int i = 0; i < 16; i++) {
         place4(group, lane, i, q[i] & 15);
@@ -251,7 +256,7 @@ static void pack_row(int kind, const uint8_t* row, uint8_t* out, int64_t output,
     uint16_t d;
     if (kind == 8) {
       const uint8_t* block = row + size_t(g) * 34;
-      std::memcpy(&d, block, 2);
+      d = sixteen(block);
       std::memcpy(q, block + 2, GROUP);
     } else {
       const float* x = reinterpret_cast<const float*>(row) + size_t(g) * GROUP;
@@ -274,10 +279,10 @@ extern "C" void EXPORT(trine_pack)(int kind, const uint8_t* rows, size_t row_byt
   for (int64_t i = 0; i < count; i++) pack_row(kind, rows + i * row_bytes, out, start + i, ins / GROUP, bits);
 }
 
-// The numbers again: [used, ins] float32.
+// The numbers again: [outs, ins] float32.
 extern "C" void EXPORT(trine_unpack)(const Weights* w, float* out) {
   const int groups = w->ins / GROUP, size = w->bits == 4 ? FOUR : EIGHT;
-  for (int64_t o = 0; o < w->used; o++)
+  for (int64_t o = 0; o < w->outs; o++)
     for (int g = 0; g < groups; g++) {
       const uint8_t* group = w->data + (size_t(o / LANES) * groups + g) * size;
       const int lane = int(o % LANES);
@@ -291,7 +296,6 @@ extern "C" void EXPORT(trine_unpack)(const Weights* w, float* out) {
     }
 }
 
-extern "C" int EXPORT(trine_bytes)(int outs, int ins, int bits, int64_t* bytes) {
-  *bytes = int64_t((outs + LANES - 1) / LANES) * (ins / GROUP) * (bits == 4 ? FOUR : EIGHT);
-  return ins % GROUP;
+extern "C" int64_t EXPORT(trine_bytes)(int outs, int ins, int bits) {
+  return int64_t((outs + LANES - 1) / LANES) * (ins / GROUP) * (bits == 4 ? FOUR : EIGHT);
 }

@@ -13,10 +13,9 @@ constexpr int FOUR = 160;       // bytes of a group of LANES outputs in 4 bits: 
 constexpr int EIGHT = 272;      // in 8 bits: 256 of q, then d in float16
 
 struct Weights {
-  const uint8_t* data;  // [outs / LANES, ins / GROUP] groups of FOUR or EIGHT bytes
-  int32_t outs, ins;    // outs is a multiple of LANES, ins of GROUP
+  const uint8_t* data;  // [outs / LANES, rounded up, ins / GROUP] groups of FOUR or EIGHT bytes
+  int32_t outs, ins;    // ins is a multiple of GROUP
   int32_t bits;         // 4 or 8
-  int32_t used;         // outputs that are wanted
 };
 
 // A row in 8 bits, with what its groups amount to.
@@ -26,8 +25,12 @@ struct Rows {
   const float* sum;    // [rows, groups]: scale * sum of q
 };
 
-// Rows first..last times outputs from..to (multiples of LANES) -> y [rows, stride].
+// Rows first..last times outputs from..to -> y [rows, stride]; `from` is a multiple of LANES, `to` one or the end.
 void product(const Weights& w, const Rows& x, int first, int last, int from, int to, float* y, size_t stride, const float* bias);
+
+// A row [size] as a file has it. kind, in ggml's numbers: 0 float32, 1 float16, 30 bfloat16, and in blocks of GROUP
+// 2 Q4_0, 3 Q4_1, 8 Q8_0.
+void numbers(int kind, const uint8_t* row, int size, float* out);
 
 // One row [size], a multiple of GROUP, to 8 bits.
 void quantize(const float* x, int size, int8_t* q, float* scale, float* sum);

@@ -28,31 +28,18 @@ struct Buffer {
   int32_t width, quantized;
 };
 
-struct Group {  // of KV
-  int32_t heads, kv_heads, dim, page, window;
-  float scale;
-};
-
 struct Line {  // a buffer's memory
   std::vector<float> numbers, scale, sum;
   std::vector<int8_t> bytes;
 };
 
-static float read(const uint8_t* row, int kind, int i) {
-  switch (kind) {
-    case 0: return reinterpret_cast<const float*>(row)[i];
-    case 30: return number(reinterpret_cast<const bf16*>(row)[i]);
-    default: return 0;
-  }
-}
-
 class Program {
  public:
-  Program(Pool* pool, const Op* ops, int count, const Buffer* buffers, int lines, const Group* groups, int group_count, int kv_bits)
+  Program(Pool* pool, const Op* ops, int count, const Buffer* buffers, int lines, const Shape* groups, int group_count, int kv_bits)
       : pool(pool), ops(ops, ops + count), widths(buffers, buffers + lines), groups(groups, groups + group_count), kv_bits(kv_bits),
         room(lines), plans(group_count), phases(new Phase[2 * count]), scratch(pool->count) {
     size_t most = 0;
-    for (auto& g : this->groups) most = std::max(most, Plan::scratch(shape(g)));
+    for (auto& g : this->groups) most = std::max(most, Plan::scratch(g));
     for (auto& s : scratch) s.resize(most);
   }
 
@@ -61,7 +48,7 @@ class Program {
   void run(const Step& given) {
     step = &given;
     grow(std::max(step->tokens, step->wanted));
-    for (size_t g = 0; g < groups.size(); g++) plans[g].make(*step, int(g), shape(groups[g]), pool->count);
+    for (size_t g = 0; g < groups.size(); g++) plans[g].make(*step, int(g), groups[g], pool->count);
     for (size_t i = 0; i < 2 * ops.size(); i++) phases[i].next.store(0, std::memory_order_relaxed), phases[i].done.store(0, std::memory_order_relaxed);
     pool->run([this](int thread) {
       for (size_t i = 0; i < ops.size(); i++) work(ops[i], &phases[2 * i], thread);
@@ -69,8 +56,6 @@ class Program {
   }
 
  private:
-  static Shape shape(const Group& g) { return Shape{g.heads, g.kv_heads, g.dim, g.page, g.scale, g.window}; }
-
   void grow(int rows) {
     if (rows <= capacity) return;
     capacity = std::max(rows, std::min(2 * capacity, 512));
@@ -129,25 +114,8 @@ class Program {
     }
   }
 
-  void embed(const Op& op, int row) {  // p: table; a: width; b: kind, c: bytes of a row
-    const uint8_t* from = static_cast<const uint8_t*>(op.p) + size_t(step->ids[row]) * op.c;
-    float* to = at(op.out, row);
-    if (op.b == 8) {
-      for (int g = 0; g < op.a / GROUP; g++, from += 34) {
-        const float d = half_of(from);
-        for (int i = 0; i < GROUP; i++) to[g * GROUP + i] = d * float(reinterpret_cast<const int8_t*>(from + 2)[i]);
-      }
-    } else if (op.b == 1) {
-      for (int i = 0; i < op.a; i++) to[i] = half_of(from + 2 * i);
-    } else {
-      for (int i = 0; i < op.a; i++) to[i] = read(from, op.b, i);
-    }
-  }
-
-  static float half_of(const uint8_t* p) {
-    _Float16 h;
-    std::memcpy(&h, p, 2);
-    return float(h);
+  void embed(const Op& op, int row) {  // p: table; a: width; b: kind, see `numbers`; c: bytes of a row
+    numbers(op.b, static_cast<const uint8_t*>(op.p) + size_t(step->ids[row]) * op.c, op.a, at(op.out, row));
   }
 
   void norm(const Op& op, int row) {  // in is added to more, which keeps it; p: weight; x: eps; a: size
@@ -171,7 +139,7 @@ class Program {
     const Line& b = room[op.in];
     const Rows x{b.bytes.data(), b.scale.data(), b.sum.data()};
     float* y = op.out == LOGITS ? step->logits : at(op.out, 0);
-    const size_t stride = op.out == LOGITS ? w.used : widths[op.out].width;
+    const size_t stride = op.out == LOGITS ? w.outs : widths[op.out].width;
     const int blocks = (rows + BLOCK - 1) / BLOCK;
     const int share = std::max(LANES, w.outs / (8 * pool->count) / LANES * LANES), chunk = std::min(share, 512);
     const int columns = (w.outs + chunk - 1) / chunk;
@@ -183,7 +151,7 @@ class Program {
 
   template <class T>
   void place(const Op& op, int row) {  // p, p2: keys, values of the layer; p3: turns [positions, 2 dim]; p4: norms; x: eps
-    const Group& g = groups[op.d];
+    const Shape& g = groups[op.d];
     const int half = g.dim / 2;
     const float* turn = static_cast<const float*>(op.p3) + size_t(step->positions[row]) * 2 * g.dim;
     const float *cos = turn, *sin = turn + g.dim + half;  // the second half of the sines: not negative
@@ -238,7 +206,7 @@ class Program {
   Pool* pool;
   std::vector<Op> ops;
   std::vector<Buffer> widths;
-  std::vector<Group> groups;
+  std::vector<Shape> groups;  // of KV
   int kv_bits;
   std::vector<Line> room;
   std::vector<Plan> plans;
@@ -257,7 +225,7 @@ extern "C" {
 void* EXPORT(trine_pool)(int threads) { return new Pool(threads); }
 void EXPORT(trine_pool_end)(void* pool) { delete static_cast<Pool*>(pool); }
 
-void* EXPORT(trine_program)(void* pool, const Op* ops, int count, const Buffer* buffers, int lines, const Group* groups, int group_count, int kv_bits) {
+void* EXPORT(trine_program)(void* pool, const Op* ops, int count, const Buffer* buffers, int lines, const Shape* groups, int group_count, int kv_bits) {
   return new Program(static_cast<Pool*>(pool), ops, count, buffers, lines, groups, group_count, kv_bits);
 }
 void EXPORT(trine_program_end)(void* program) { delete static_cast<Program*>(program); }

@@ -6,6 +6,8 @@
 // decides is computed exactly, by the formulas of the reference; bounds only say where not to look.
 #include "sampling.h"
 
+#include "record.h"
+
 #include <functional>
 #include <vector>
 
@@ -13,7 +15,6 @@ namespace TRINE_ISA {
 namespace {
 
 constexpr int BLOCK = 64, WIDE = 1024;  // logits
-constexpr int RECORD = 24, KNOWN = 0, PROMPT = 2;
 constexpr float NEVER = -INFINITY;
 constexpr float WIDTHS[] = {-2.0f, -4.0f, -6.0f, -9.0f, -13.0f, -20.0f, NEVER};  // nats: how far top_p looks, in turn
 constexpr float FAR = -87.0f;                       // nats: what is deeper has no chance
@@ -51,15 +52,6 @@ inline bool any(i8 mask) {
 #endif
 }
 
-// The larger one; `b` where `a` is no number.
-inline f8 above(f8 a, f8 b) { return a > b ? a : b; }
-
-inline float largest(f8 v) {
-  v = above(f8{v[4], v[5], v[6], v[7], v[0], v[1], v[2], v[3]}, v);
-  v = above(f8{v[2], v[3], v[0], v[1], v[6], v[7], v[4], v[5]}, v);
-  return std::max(v[0], v[1]);
-}
-
 inline int64_t blocks(int64_t n, int size) { return (n + size - 1) / size; }
 
 // Block `b` of a row of n, whole: the last one in `spare`, with NEVER behind its end.
@@ -76,12 +68,12 @@ template <int SIZE>
 inline f8 tallest(const float* p) {
   f8 m0 = all(NEVER), m1 = m0, m2 = m0, m3 = m0;
   for (int i = 0; i < SIZE; i += 32) {
-    m0 = above(load(p + i), m0);
-    m1 = above(load(p + i + 8), m1);
-    m2 = above(load(p + i + 16), m2);
-    m3 = above(load(p + i + 24), m3);
+    m0 = larger(load(p + i), m0);
+    m1 = larger(load(p + i + 8), m1);
+    m2 = larger(load(p + i + 16), m2);
+    m3 = larger(load(p + i + 24), m3);
   }
-  return above(above(m0, m1), above(m2, m3));
+  return larger(larger(m0, m1), larger(m2, m3));
 }
 
 // The largest number of each block, and of all.
@@ -91,7 +83,7 @@ float maxima(const float* x, int64_t n, std::vector<float>& tops) {
   if (int64_t(tops.size()) < count) tops.resize(count);
   float top = NEVER, spare[SIZE];
   for (int64_t b = 0; b < count; b++) {
-    tops[b] = largest(tallest<SIZE>(block<SIZE>(x, n, b, spare)));
+    tops[b] = most(tallest<SIZE>(block<SIZE>(x, n, b, spare)));
     top = std::max(top, tops[b]);
   }
   return top;

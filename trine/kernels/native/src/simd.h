@@ -6,6 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 #define EXPORT(name) name
 #define TRINE_ISA trine
@@ -21,6 +24,7 @@ static inline f8 load(const float* p) { return *reinterpret_cast<const f8*>(p); 
 static inline void store(float* p, f8 v) { *reinterpret_cast<f8*>(p) = v; }
 static inline f8 all(float v) { return f8{v, v, v, v, v, v, v, v}; }
 static inline f8 pick(i8 mask, f8 yes, f8 no) { return mask ? yes : no; }
+// The larger one; `b` where `a` is no number.
 static inline f8 larger(f8 a, f8 b) { return pick(a > b, a, b); }
 
 // Of a store in 16 bits: the upper half of a float32.
@@ -31,7 +35,6 @@ static inline f8 load(const bf16* p) {
   u8 wide = __builtin_convertvector(*reinterpret_cast<const h8*>(p), u8);
   return reinterpret_cast<f8>(wide << 16);
 }
-static inline float number(float v) { return v; }
 static inline float number(bf16 v) {
   uint32_t wide = uint32_t(v.bits) << 16;
   float out;
@@ -48,7 +51,26 @@ static inline void put(bf16* p, float v) {
 
 static inline float sum(f8 v) { return ((v[0] + v[4]) + (v[1] + v[5])) + ((v[2] + v[6]) + (v[3] + v[7])); }
 static inline float most(f8 v) {
-  return std::max(std::max(std::max(v[0], v[4]), std::max(v[1], v[5])), std::max(std::max(v[2], v[6]), std::max(v[3], v[7])));
+  v = larger(f8{v[4], v[5], v[6], v[7], v[0], v[1], v[2], v[3]}, v);
+  v = larger(f8{v[2], v[3], v[0], v[1], v[6], v[7], v[4], v[5]}, v);
+  return std::max(v[0], v[1]);
+}
+
+// Of a float16.
+static inline float half(uint16_t h) {
+#if defined(__F16C__)
+  return _cvtsh_ss(h);
+#else
+  uint32_t sign = uint32_t(h & 0x8000) << 16, power = (h >> 10) & 31, rest = h & 1023, out;
+  if (power == 0) {
+    float small = std::ldexp(float(rest), -24);
+    return sign ? -small : small;
+  }
+  out = sign | (power == 31 ? 0x7f800000 : (power + 112) << 23) | (rest << 13);
+  float value;
+  std::memcpy(&value, &out, 4);
+  return value;
+#endif
 }
 
 // e^x within 2 units of the last place; 0 below -87, and what overflows is held at e^88.

@@ -2,12 +2,12 @@
 //
 // Numbers that would lead out of the table stop the call: it returns the place of the row, or of the run, from 1.
 #include "simd.h"
+#include "record.h"
 
 namespace TRINE_ISA {
 namespace {
 
-constexpr int KNOWN = 0, COMPUTED = 1, RECORD = 24, RUN = 4;
-
+constexpr int RUN = 4;  // words that describe a run
 
 // Where the table lies; made once by kernels/table/native.py.
 struct Places {
